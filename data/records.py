@@ -1,0 +1,174 @@
+"""Samples of the target on disk: Parquet shards of token ids with a completion mask, and their signals beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from data.errors import UserError
+from data.signals import Signals, concatenate, read_signals, write_signals
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class SampleRecord:
+    """One sampled continuation of one prompt."""
+
+    prompt_id: str
+    task: str
+    template: str
+    split: str
+    seen_template: bool
+    sample_index: int
+    temperature: float
+    seed: int
+    input_ids: list[int]
+    """Prompt and completion, never re-tokenised."""
+    completion_mask: list[bool]
+    """True at the tokens that the target chose, its end-of-sequence token included."""
+    finish_reason: str
+
+    def __post_init__(self) -> None:
+        if len(self.input_ids) != len(self.completion_mask):
+            raise UserError(f"sample {self.prompt_id}: {len(self.input_ids)} ids, {len(self.completion_mask)} mask bits.")
+        if not any(self.completion_mask) or self.completion_mask[0]:
+            raise UserError(f"sample {self.prompt_id}: it needs a prompt and at least one completion token.")
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(self.completion_mask)
+
+
+@dataclass
+class Batch:
+    """B padded records of at most T tokens, with the signals of their N completion tokens in row-major order."""
+
+    input_ids: torch.Tensor
+    """int64 `[B, T]`, padded on the right."""
+    attention_mask: torch.Tensor
+    """int64 `[B, T]`."""
+    completion_mask: torch.Tensor
+    """bool `[B, T]`; the state that predicts the token at t stands at t - 1."""
+    signals: Signals | None
+
+
+class Samples(Sequence[SampleRecord]):
+    """Records and, where the engine kept them, their signals."""
+
+    def __init__(self, records: list[SampleRecord], locations: list[tuple[Signals, int]] | None) -> None:
+        """`locations[i]`: the shard's signals and the first row of record i in them."""
+        self.records = records
+        self.locations = locations
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @overload
+    def __getitem__(self, index: int) -> SampleRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SampleRecord]: ...
+    def __getitem__(self, index: int | slice) -> SampleRecord | list[SampleRecord]:
+        return self.records[index]
+
+    def __iter__(self) -> Iterator[SampleRecord]:
+        return iter(self.records)
+
+    @property
+    def has_signals(self) -> bool:
+        return self.locations is not None
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(record.completion_tokens for record in self.records)
+
+    def signals(self, index: int) -> Signals:
+        """Signals of record `index`: n rows for its n completion tokens."""
+        assert self.locations is not None, "these samples carry no signals"
+        shard, first = self.locations[index]
+        rows = slice(first, first + self.records[index].completion_tokens)
+        return Signals(shard.hidden[rows], shard.logsumexp[rows], shard.argmax[rows])
+
+    def where(
+        self, *, split: str | None = None, temperature: float | None = None, seen_template: bool | None = None
+    ) -> Samples:
+        """The samples of a split, a temperature, of seen or unseen templates."""
+        kept = [
+            i
+            for i, record in enumerate(self.records)
+            if (split is None or record.split == split)
+            and (temperature is None or record.temperature == temperature)
+            and (seen_template is None or record.seen_template == seen_template)
+        ]
+        locations = None if self.locations is None else [self.locations[i] for i in kept]
+        return Samples([self.records[i] for i in kept], locations)
+
+
+def shard_path(directory: Path, index: int) -> Path:
+    return directory / f"samples-{index:05d}.parquet"
+
+
+def write_shard(directory: Path, index: int, records: list[SampleRecord], signals: list[Signals] | None) -> None:
+    """Write a shard's records, and first their signals: the Parquet file's presence says that the shard is whole."""
+    from datasets import Dataset
+
+    path = shard_path(directory, index)
+    if signals is not None:
+        write_signals(signals_path(path), signals)
+    temporary = path.with_suffix(".tmp")
+    Dataset.from_list([asdict(record) for record in records]).to_parquet(temporary)
+    temporary.replace(path)
+
+
+def signals_path(shard: Path) -> Path:
+    return shard.with_name(shard.name.replace("samples", "signals")).with_suffix(".safetensors")
+
+
+def read_records(path: Path) -> list[SampleRecord]:
+    """The records of one shard; UserError naming the file where it cannot be read."""
+    import pyarrow.parquet as parquet
+
+    try:
+        return [SampleRecord(**row) for row in parquet.read_table(path).to_pylist()]
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); delete it and sample again.") from error
+
+
+def open_samples(directory: Path) -> Samples:
+    """All shards of a sampling stage, in order."""
+    records: list[SampleRecord] = []
+    locations: list[tuple[Signals, int]] = []
+    for path in sorted(directory.glob("samples-*.parquet")):
+        shard = read_records(path)
+        records += shard
+        if signals_path(path).exists():
+            signals, first = read_signals(signals_path(path)), 0
+            for record in shard:
+                locations.append((signals, first))
+                first += record.completion_tokens
+            if first != len(signals):
+                raise UserError(f"{signals_path(path)} holds {len(signals)} rows, its shard has {first}: sample again.")
+    if not records:
+        raise UserError(f"{directory} holds no samples; run the sampling stage first.")
+    return Samples(records, locations if len(locations) == len(records) else None)
+
+
+def collate(samples: Samples, indices: Sequence[int], pad_id: int) -> Batch:
+    """Records `indices` as one batch, padded on the right with `pad_id` (masked, also where it equals EOS)."""
+    import torch
+
+    records = [samples[i] for i in indices]
+    width = max(len(record.input_ids) for record in records)
+    input_ids = torch.full((len(records), width), pad_id, dtype=torch.int64)
+    attention_mask = torch.zeros(len(records), width, dtype=torch.int64)
+    completion_mask = torch.zeros(len(records), width, dtype=torch.bool)
+    for row, record in enumerate(records):
+        length = len(record.input_ids)
+        input_ids[row, :length] = torch.tensor(record.input_ids)
+        attention_mask[row, :length] = 1
+        completion_mask[row, :length] = torch.tensor(record.completion_mask)
+    signals = concatenate([samples.signals(i) for i in indices]) if samples.has_signals else None
+    return Batch(input_ids, attention_mask, completion_mask, signals)

@@ -1,0 +1,211 @@
+"""The command line. A mistake of the user's costs a second and one message: nothing heavy is imported before
+work starts.
+
+Exit codes: 0 done; 2 the user can mend it (recipe, missing model or access, another run holds the folder);
+130 and 143 interrupted, run the same command to resume; 1 a fault of ours, with its traceback.
+"""
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from data.errors import UserError
+from distill.stages import runs_folder
+
+STAGE_COMMANDS = {
+    "run": "run every stage: sample, train, evaluate, select, export",
+    "sample": "sample the target's answers",
+    "train": "distil the drafter on the samples (which are made first where missing)",
+    "evaluate": "measure acceptance and speed of the drafter (trained first where missing)",
+    "export": "write the drafter in the form that servers load (trained and measured first where missing)",
+}
+_OUTSIDE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM, with the exit code that shells expect."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    with _signals(), _json_output(as_json) as emit:
+        try:
+            options = _parser().parse_args(words)
+            answer, code = options.command(options)
+            if as_json:
+                emit(answer)
+            return code
+        except UserError as error:
+            return _fail(str(error), 2, emit)
+        except KeyboardInterrupt as error:
+            code = error.exit_code if isinstance(error, Interrupted) else 130
+            return _fail("interrupted; run the same command to resume", code, emit)
+        except OSError as error:
+            if error.errno not in _OUTSIDE_FAULTS:
+                return _fault(error, emit)
+            place = f" ({error.filename})" if error.filename else ""
+            return _fail(f"{error.strerror}{place}: mend that and run the same command to resume", 2, emit)
+        except Exception as error:
+            return _fault(error, emit)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="distill", description="Distil, measure, pick and export draft models.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, text in STAGE_COMMANDS.items():
+        command = _recipe_command(commands, name, text)
+        command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
+        command.set_defaults(command=_run, stage=name)
+    _recipe_command(commands, "preflight", "say what a recipe needs and what is missing").set_defaults(
+        command=_preflight
+    )
+    compare = commands.add_parser("compare", help="rank the candidates of all runs by measured speedup")
+    compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    compare.set_defaults(command=_compare)
+    return parser
+
+
+def _recipe_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command.add_argument("recipe", help="a name in recipes/, or the path of a .yaml file")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return command
+
+
+def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.preflight import check
+    from distill.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.set)
+    findings = check(recipe, runs_folder())
+    findings.raise_if_blocked()
+
+    from distill.pipeline import run
+    from distill.summary import print_summary
+
+    result = run(recipe, runs_folder(), options.stage, fresh=options.fresh, say=_say)
+    if not options.json:
+        print_summary(result)
+    return result.to_json(), 0
+
+
+def _preflight(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.preflight import check
+    from distill.recipe import load_recipe
+
+    findings = check(load_recipe(options.recipe, options.set), runs_folder())
+    if not options.json:
+        print(findings.text())
+    return findings.to_json(), 2 if findings.blocked else 0
+
+
+def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.tracking import tracking_uri
+    from evaluation.selection import candidates, rank, render, to_json
+
+    groups = rank(candidates(tracking_uri(runs_folder())))
+    if not options.json:
+        if groups:
+            from rich.console import Console
+
+            Console(width=None if sys.stdout.isatty() else 180).print(render(groups))
+        else:
+            print("no candidates yet: `make distill` makes the first")
+    return to_json(groups), 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _fail(message: str, code: int, emit: Callable[[dict[str, Any]], None]) -> int:
+    print(message, file=sys.stderr, flush=True)
+    emit({"error": message})
+    return code
+
+
+def _fault(error: Exception, emit: Callable[[dict[str, Any]], None]) -> int:
+    traceback.print_exc()
+    emit({"error": f"{type(error).__name__}: {error}"})
+    return 1
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """SIGINT and SIGTERM end the work in order, once; a second one ends the process at once."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        raise Interrupted(number)
+
+    before: dict[int, Any] = {}
+    try:
+        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
+            before[number] = signal.signal(number, interrupt)
+    except ValueError:  # not in the main thread: whoever runs us there minds the signals
+        before.clear()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _json_output(as_json: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Give a function that prints the one JSON object; until then whatever else is printed, libraries and
+    child processes included, goes to stderr. Without --json the function prints nothing.
+    """
+    if not as_json:
+        yield lambda answer: None
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            answers: list[dict[str, Any]] = []
+            yield answers.append
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    sys.stdout.write("".join(json.dumps(_plain(answer), allow_nan=False) + "\n" for answer in answers[:1]))
+    sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""What the stages of one run share: the loaded target, the prompts, the MLflow run, and every stage with its
+key.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from data.errors import UserError
+from data.files import canonical_hash
+from data.prompts import Prompt, encode_prompt, load_prompts, prompts_digest
+from distill.identity import machine, model_form
+from distill.models import load_target, model_digest, resolve_model
+from distill.recipe import Recipe
+from distill.stages import Say, Stage
+from evaluation.evaluate import EvaluateConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from data.records import Samples
+    from distill.models import Target
+    from distill.tracking import Tracker
+    from evaluation.decoder.drafters import DraftModel
+
+
+@dataclass
+class Run:
+    """One run of a recipe. What is heavy is made on first use: a run with nothing left to do loads no
+    model.
+    """
+
+    recipe: Recipe
+    runs_dir: Path
+    say: Say
+    stack: ExitStack
+    """Closed when the run ends, with the error that ended it."""
+
+    @property
+    def cache(self) -> Path:
+        """Converted and made models, shared by all recipes."""
+        return self.runs_dir / "cache"
+
+    @property
+    def signal_temperature(self) -> float:
+        """The temperature of the kept signals and of the loss: the serving one, and 1 where that is 0."""
+        return self.recipe.serving.temperature or 1.0
+
+    @property
+    def metric(self) -> Literal["greedy", "sampled", "argmax"]:
+        """The acceptance that the serving mode turns into speed."""
+        serving = self.recipe.serving
+        return "greedy" if serving.temperature == 0 else serving.draft_sampling
+
+    @property
+    def held_out(self) -> int:
+        """Prompts sampled for selection, and for the test on seen and on unseen templates: as many as are
+        measured.
+        """
+        return self.recipe.evaluate.prompts
+
+    @cached_property
+    def tracker(self) -> "Tracker":
+        """The MLflow run of this recipe run; it ends with the run, and says how."""
+        from distill.tracking import Tracker
+
+        recipe = self.recipe
+        tracker = Tracker.start(recipe.resolved(), recipe.name, recipe.target.model, self.runs_dir)
+        return self.stack.enter_context(tracker)
+
+    @cached_property
+    def device(self) -> str:
+        """The GPU where there is one."""
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @cached_property
+    def target_folder(self) -> Path:
+        """The target as a Hugging Face directory; converted or downloaded the first time."""
+        return resolve_model(self.recipe.target.model, self.recipe.target.revision, self.cache)
+
+    @cached_property
+    def target(self) -> "Target":
+        """The loaded target."""
+        return load_target(self.recipe.target, self.cache, self.device)
+
+    @cached_property
+    def prompts(self) -> list[tuple[Prompt, list[int]]]:
+        """Prompts and their token ids, without those that hold special tokens or are longer than the recipe
+        allows.
+        """
+        data, tokenizer = self.recipe.data, self.target.tokenizer
+        loaded = load_prompts(data.prompts, splits=data.splits, seed=self.recipe.seed, tokenizer=tokenizer)
+        encoded = [(prompt, encode_prompt(tokenizer, prompt)) for prompt in loaded]
+        kept = [(prompt, ids) for prompt, ids in encoded if len(ids) <= data.max_prompt_tokens]
+        if len(kept) < len(encoded):
+            dropped = f"{len(encoded) - len(kept)} of {len(encoded)} prompts"
+            self.say(f"{dropped} are left out: longer than data.max_prompt_tokens = {data.max_prompt_tokens}")
+        if not kept:
+            raise UserError(
+                f"no prompt has at most {data.max_prompt_tokens} tokens: raise data.max_prompt_tokens"
+            )
+        return kept
+
+    @cached_property
+    def stages(self) -> dict[str, Stage]:
+        """Every stage with its key, from the recipe and from digests of what it reads; loads no model."""
+        recipe, root = self.recipe, self.runs_dir / self.recipe.name
+        part = recipe.resolved()
+        prompts = load_prompts(recipe.data.prompts, splits=recipe.data.splits, seed=recipe.seed)
+        sampled = {
+            "seed": recipe.seed,
+            "sample": part["sample"],
+            "held_out": self.held_out,
+            "dtype": recipe.target.dtype,
+            "max_prompt_tokens": recipe.data.max_prompt_tokens,
+            "signal_temperature": self.signal_temperature,
+        }
+        read = {"target": model_digest(self.target_folder), "prompts": prompts_digest(prompts)}
+        sample = Stage("sample", root, sampled, read)
+        trained = {"seed": recipe.seed, "draft": part["draft"], "train": part["train"], "metric": self.metric}
+        train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
+        measured = {"seed": recipe.seed, "evaluate": part["evaluate"], "serving": part["serving"]}
+        evaluate = Stage("evaluate", root, measured, {"machine": machine()}, (sample, train))
+        select = Stage("select", root, {}, {}, (train, evaluate))
+        export = Stage("export", root, {"export": part["export"]}, {}, (sample, train, evaluate))
+        return {stage.name: stage for stage in (sample, train, evaluate, select, export)}
+
+    @cached_property
+    def samples(self) -> "Samples":
+        """What the sampling stage wrote."""
+        from data.records import open_samples
+
+        return open_samples(self.stages["sample"].directory)
+
+    def initial_drafter(self) -> "DraftModel":
+        """The drafter as it is before training; the same each time."""
+        from distill.drafter import build_drafter
+
+        ids = self.target.model.get_input_embeddings().weight.shape[0]
+        counts = completion_counts(self.samples.where(split="train"), ids)
+        return build_drafter(self.recipe.draft, self.target, counts, self.cache, self.candidate)
+
+    def candidate(self, reference: str) -> Path:
+        """The folder of a candidate registered in MLflow."""
+        from distill.tracking import resolve_candidate
+
+        return resolve_candidate(reference, self.runs_dir)
+
+    def _init_digest(self) -> str:
+        from distill.tracking import drafter_digest
+
+        init = self.recipe.draft.init.from_
+        if init == "target":
+            return "target"
+        if model_form(init) == "candidate":
+            return drafter_digest(self.candidate(init))
+        return model_digest(resolve_model(init, self.recipe.draft.revision, self.cache))
+
+
+def samples_digest(samples: "Samples", config: EvaluateConfig) -> str:
+    """16 hex digits for the data that a drafter is measured on: equal ones make two measurements
+    comparable.
+    """
+    texts = [[record.prompt_id, record.temperature, record.input_ids] for record in samples]
+    return canonical_hash([texts, config.prompts, config.max_new_tokens])
+
+
+def completion_counts(samples: "Samples", vocab_size: int) -> "Tensor":
+    """How often the target chose each id in `samples`: int64 `[vocab_size]`."""
+    import torch
+
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for record in samples:
+        chosen = torch.tensor(record.input_ids)[torch.tensor(record.completion_mask)]
+        counts += torch.bincount(chosen, minlength=vocab_size)
+    return counts

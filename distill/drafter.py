@@ -1,0 +1,245 @@
+"""Build the drafter that training starts from.
+
+Three starts, by `draft.init.from`:
+
+- `target`: the chosen layers of the target, its embeddings, final norm and head rows. Fast to draw up and
+  accepts
+  nothing before training.
+- a hub id or a path: a family member with the target's tokenizer, whole or with chosen layers.
+- `models:/NAME@ALIAS`: a registered candidate, already distilled, with the draft vocabulary it was trained
+  on.
+
+The draft vocabulary (`draft.vocab_size`): a candidate that already has exactly that many head rows keeps its
+own vocabulary. Everything else gets the most frequent ids of the target's outputs, each row copied from the
+source's own head where it has that id, and from the target's head where it has not (same hidden size only).
+
+Every drafter that is built here has an untied head, so that its input embedding can stay frozen: a drafter
+pruned from the target shares the target's embedding, in memory and in an export. Only a family member taken
+whole with a tied head stays tied, and its embedding is trained with its head.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from data.errors import UserError
+from distill.models import (
+    Target,
+    cast_parameters,
+    check_plain_head,
+    empty_model,
+    load_drafter,
+    load_model,
+    resolve_model,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from evaluation.decoder.drafters import DraftModel
+
+_REGISTERED_PREFIX = "models:/"
+
+
+class InitConfig(BaseModel):
+    """Where the drafter's first weights come from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    from_: str = Field("target", alias="from")
+    """`target`, a hub id or path of a family member, or `models:/NAME@ALIAS`."""
+    layers: list[int] | None = None
+    """Which layers to keep, in order, counted from 0; required for `target`, all where left out otherwise."""
+
+
+class DraftConfig(BaseModel):
+    """The drafter's kind, start and vocabulary."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["model"] = "model"
+    init: InitConfig
+    vocab_size: int | None = Field(None, gt=0)
+    """Ids that the draft head covers; the full vocabulary where left out."""
+    revision: str | None = None
+    """Hub revision of the family member named by `init.from`."""
+
+
+def build_drafter(
+    config: DraftConfig,
+    target: Target,
+    token_counts: Tensor,
+    cache_dir: Path,
+    resolve_candidate: Callable[[str], Path],
+) -> DraftModel:
+    """The drafter to train, on the target's device and in the target's dtype.
+
+    Args: `token_counts` int64 [V], the target's own tokens in the training samples (for the draft
+    vocabulary); `resolve_candidate` turns `models:/NAME@ALIAS` into a local directory. Raises `UserError`
+    where the recipe's choice does not fit the target.
+    """
+    from evaluation.decoder.drafters import DraftModel
+
+    source = _load_source(config, target, cache_dir, resolve_candidate)
+    check_prunable(source.model, config.init.from_)
+    head = source.model.get_output_embeddings().weight
+    vocab = _draft_vocab(config, target, source, token_counts)
+    kept_whole = config.init.layers is None and _same_vocab(vocab, source.vocab)
+    if kept_whole:
+        model = source.model
+    else:
+        rows = head if _same_vocab(vocab, source.vocab) else _head_rows(vocab, source, target)
+        layers = config.init.layers
+        model = prune(source.model, list(range(_depth(source.model))) if layers is None else layers, rows)
+    model.generation_config = copy.deepcopy(target.model.generation_config)
+    cast_parameters(model, target.model.dtype)
+    return DraftModel(model.to(target.model.device).eval().requires_grad_(True), vocab)
+
+
+def prune(source: PreTrainedModel, layers: list[int], head_rows_VH: Tensor) -> PreTrainedModel:
+    """A new model with copies of the source's embeddings, chosen layers and final norm, and an untied head of
+    the rows given. The source is left as it was. Raises `UserError` when a layer does not exist."""
+    depth = _depth(source)
+    if not layers or any(not 0 <= layer < depth for layer in layers) or sorted(set(layers)) != layers:
+        raise UserError(
+            f"draft.init.layers must name layers of the source in rising order, from 0 to {depth - 1}; "
+            f"it is {layers}."
+        )
+    config = copy.deepcopy(source.config)
+    for key, value in list(vars(config).items()):
+        if "layer" in key and isinstance(value, list) and len(value) == depth:  # layer_types and its like
+            setattr(config, key, [value[layer] for layer in layers])
+    config.num_hidden_layers = len(layers)
+    config.tie_word_embeddings = False
+    model = empty_model(config, head_rows=len(head_rows_VH))
+    weights = {}
+    for name, value in source.state_dict().items():
+        if name.startswith("model.layers."):
+            layer, rest = name.removeprefix("model.layers.").split(".", 1)
+            if int(layer) in layers:
+                weights[f"model.layers.{layers.index(int(layer))}.{rest}"] = value
+        elif name != "lm_head.weight":
+            weights[name] = value
+    model.load_state_dict({**weights, "lm_head.weight": head_rows_VH})
+    return model
+
+
+def check_prunable(model: PreTrainedModel, name: str) -> None:
+    """Refuse models that are not laid out like Llama: `model.embed_tokens`, `model.layers`, `model.norm`,
+    `lm_head`."""
+    import torch
+
+    inner = getattr(model, "model", None)
+    like_llama = (
+        isinstance(getattr(inner, "layers", None), torch.nn.ModuleList)
+        and isinstance(getattr(inner, "embed_tokens", None), torch.nn.Embedding)
+        and hasattr(inner, "norm")
+        and isinstance(getattr(model, "lm_head", None), torch.nn.Linear)
+        and {name for name, _ in inner.named_children()} <= {"embed_tokens", "layers", "norm", "rotary_emb"}
+    )
+    if not like_llama:
+        raise UserError(
+            f"draft.init.from: {name} is a {type(model).__name__}, which is not laid out like Llama "
+            "(model.embed_tokens, model.layers, model.norm, lm_head), so no drafter can be built from it."
+        )
+    check_plain_head(model, name)
+
+
+def _load_source(
+    config: DraftConfig, target: Target, cache_dir: Path, resolve_candidate: Callable[[str], Path]
+) -> DraftModel:
+    from evaluation.decoder.drafters import DraftModel
+
+    name = config.init.from_
+    if name == "target":
+        if config.init.layers is None:
+            raise UserError("draft.init.layers is missing: name the target's layers that the drafter keeps.")
+        return DraftModel(target.model, None)
+    if name.startswith(_REGISTERED_PREFIX):
+        source = load_drafter(resolve_candidate(name), target.model.device)
+    else:
+        path = resolve_model(name, config.revision, cache_dir, "draft.init.from")
+        if (path / "draft_vocab.json").is_file():
+            source = load_drafter(path, target.model.device)
+        else:
+            _check_same_tokenizer(path, name, target)
+            source = DraftModel(load_model(path, target.model.dtype).to(target.model.device), None)
+    _check_same_vocabulary_size(source.model, name, target)
+    return source
+
+
+def _check_same_tokenizer(path: Path, name: str, target: Target) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(path, trust_remote_code=False).get_vocab()
+    ours = target.tokenizer.get_vocab()
+    differing = [token for token in ours if theirs.get(token) != ours[token]]
+    if differing or len(theirs) != len(ours):
+        example = f", for example {differing[0]!r}" if differing else ""
+        raise UserError(
+            f"draft.init.from: the tokenizer of {name} is not the target's "
+            f"({max(len(differing), abs(len(theirs) - len(ours)))} tokens differ{example}); "
+            "choose a model of the target's family."
+        )
+
+
+def _check_same_vocabulary_size(model: PreTrainedModel, name: str, target: Target) -> None:
+    theirs, ours = model.config.vocab_size, target.model.config.vocab_size
+    if theirs != ours:
+        raise UserError(
+            f"draft.init.from: {name} embeds {theirs} ids and the target {ours}; "
+            "the embeddings must cover the same ids."
+        )
+
+
+def _draft_vocab(
+    config: DraftConfig, target: Target, source: DraftModel, token_counts: Tensor
+) -> Tensor | None:
+    """The target ids of the drafter's head, `None` for all of them."""
+    from distill.vocab import choose_draft_vocab
+
+    if config.vocab_size is None:
+        return None
+    if source.vocab is not None and len(source.vocab) == config.vocab_size:
+        return source.vocab
+    always = {*target.eos_ids, target.pad_id, *target.tokenizer.all_special_ids}
+    vocab = choose_draft_vocab(token_counts, config.vocab_size, always)
+    return None if len(vocab) == len(token_counts) else vocab.to(target.model.device)
+
+
+def _same_vocab(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return len(one) == len(other) and bool((one == other.to(one.device)).all())
+
+
+def _head_rows(vocab: Tensor | None, source: DraftModel, target: Target) -> Tensor:
+    """Head rows for `vocab`: the source's own where it has them, the target's elsewhere."""
+    import torch
+
+    own = source.model.get_output_embeddings().weight.detach()
+    if source.vocab is None:
+        return own if vocab is None else own[vocab]
+    theirs = target.model.get_output_embeddings().weight.detach()
+    if theirs.shape[1] != own.shape[1]:
+        raise UserError(
+            f"draft.vocab_size: the candidate's own draft vocabulary has {len(own)} ids, and rows for others "
+            f"cannot come from the target (hidden size {theirs.shape[1]}, not {own.shape[1]}); "
+            f"set draft.vocab_size to {len(own)}."
+        )
+    rows = (theirs if vocab is None else theirs[vocab]).to(own.dtype, copy=True)
+    wanted = torch.arange(len(theirs), device=own.device) if vocab is None else vocab
+    at = torch.searchsorted(source.vocab, wanted).clamp(max=len(source.vocab) - 1)
+    known = source.vocab[at] == wanted
+    rows[known] = own[at[known]]
+    return rows
+
+
+def _depth(model: PreTrainedModel) -> int:
+    return len(model.model.layers)

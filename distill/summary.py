@@ -1,0 +1,194 @@
+"""The closing summary: minutes per stage, acceptance before and after, speed by K, and what that means in a
+sentence.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from distill.pipeline import Result
+
+OFF_TERMINAL_WIDTH = 120
+
+_MEASURES = ("greedy", "sampled", "argmax")
+
+
+def print_summary(result: "Result") -> None:
+    """Print what a command did and what it found."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else OFF_TERMINAL_WIDTH)
+    console.print(stage_table(result))
+    evaluation = result.read("evaluate", "evaluation.json")
+    if evaluation is None:
+        console.print(f"Next: distill evaluate {result.recipe.name}")
+        return
+    console.print(acceptance_table(evaluation))
+    console.print(speed_table(evaluation))
+    console.print(gain(evaluation), markup=False)
+    if not pays(evaluation):
+        console.print(prediction_table(evaluation))
+    selection = result.read("select", "selection.json")
+    if selection is not None:
+        standing = "is now champion" if selection["promoted"] else "is not champion"
+        console.print(
+            f"{selection['name']} version {selection['version']} {standing}: {selection['reason']}",
+            markup=False,
+        )
+    if "export" in result.outcomes:
+        console.print(f"Ready to serve: {result.outcomes['export'].stage.directory / 'hf'}", markup=False)
+    if (verified := result.read("export", "verification.json")) is not None:
+        equal = f"{verified['identical']} of {verified['prompts']} outputs equal plain decoding"
+        per_call = f"{verified['tokens'] / verified['target_calls']:.2f} tokens per target call"
+        console.print(f"transformers loads it as assistant_model: {equal}, {per_call}.")
+    console.print(advice(evaluation), markup=False)
+
+
+def stage_table(result: "Result") -> "Table":
+    """Minutes per stage, and whether it was done now."""
+    table = _table(f"Recipe {result.recipe.name}", ("stage", "state"), ("minutes",))
+    table.add_row("prepare", "target and prompts", f"{result.prepare_seconds / 60:.2f}")
+    for name, outcome in result.outcomes.items():
+        state = "done before" if outcome.skipped else "resumed" if outcome.resumed else "done"
+        table.add_row(name, state, f"{outcome.seconds / 60:.2f}")
+    spent = [outcome.seconds for outcome in result.outcomes.values() if not outcome.skipped]
+    table.add_row("in this run", "", f"{(result.prepare_seconds + sum(spent)) / 60:.2f}", style="bold")
+    return table
+
+
+def acceptance_table(evaluation: Mapping[str, Any]) -> "Table":
+    """The three acceptances over all tasks, before and after training, by unseen fills and unseen
+    templates.
+    """
+    table = _table(
+        "Acceptance per token, before -> after training", ("templates", "temperature"), (*_MEASURES, "tokens")
+    )
+    before = {(row["split"], row["temperature"]): row for row in _overall(evaluation, "acceptance_before")}
+    for row in _overall(evaluation, "acceptance"):
+        earlier = before.get((row["split"], row["temperature"]), {})
+        cells = [f"{_mean(earlier.get(name))} -> {_mean(row.get(name))}" for name in _MEASURES]
+        table.add_row(row["split"], f"{row['temperature']:g}", *cells, f"{row['tokens']:,}")
+    return table
+
+
+def speed_table(evaluation: Mapping[str, Any]) -> "Table":
+    """Speculative over plain decoding, measured and predicted, by drafter and K."""
+    numbers = ("K", "tokens/call", "speedup", "predicted", "tokens/s", "plain", "same text")
+    table = _table("Decoding, in the serving mode", ("drafter", "templates"), numbers)
+    for row in evaluation["decode"]:
+        table.add_row(
+            row["drafter"],
+            row["split"],
+            str(row["num_speculative_tokens"]),
+            f"{row['tokens_per_target_call']['mean']:.2f}",
+            _interval(row["speedup"]),
+            _number(row.get("predicted_speedup")),
+            _number(row.get("tokens_per_second"), 1),
+            _number(row.get("plain_tokens_per_second"), 1),
+            f"{row['identical_outputs']}/{row['prompts']}"
+            if row.get("identical_outputs") is not None
+            else "-",
+        )
+    return table
+
+
+def prediction_table(evaluation: Mapping[str, Any]) -> "Table":
+    """What the cost model predicts for this drafter where a draft step costs another share of a target
+    step.
+    """
+    best, here = evaluation["best"], float(evaluation["cost"]["cost_ratio"])
+    predicted = {float(ratio): value for ratio, value in best["predicted_speedup_at_cost_ratio"].items()}
+    title = f"Predicted speedup at K = {best['num_speculative_tokens']} where a draft step costs ..."
+    table = _table(title, ("of a target step",), ("speedup",))
+    for ratio, value in sorted(predicted.items()):
+        table.add_row(f"{ratio:.0%}", f"{value:.2f}x")
+    table.add_row(f"{here:.0%} (this machine)", f"{_number(_best_row(evaluation).get('predicted_speedup'))}x")
+    return table
+
+
+def pays(evaluation: Mapping[str, Any]) -> bool:
+    """Is the best measured speedup above 1?"""
+    return float(evaluation["best"]["speedup"]["mean"]) > 1.0
+
+
+def gain(evaluation: Mapping[str, Any]) -> str:
+    """What was gained, in a sentence; below 1x, why not."""
+    best, row, cost = evaluation["best"], _best_row(evaluation), evaluation["cost"]
+    count, calls = best["num_speculative_tokens"], row["tokens_per_target_call"]["mean"]
+    where = "known templates with new content" if best["split"] == "seen" else "templates it has never seen"
+    measured = (
+        f"{_interval(best['speedup'])} over the fastest plain path at K = {count} on {where} "
+        f"({_number(row.get('plain_tokens_per_second'), 1)} -> {_number(row.get('tokens_per_second'), 1)} "
+        f"tokens/s, {row['prompts']} prompts)"
+    )
+    if pays(evaluation):
+        sure = "" if best["speedup"]["low"] > 1 else "; the interval still includes no gain at all"
+        return f"Speculation with this drafter measured {measured}{sure}."
+    overhead = float(cost["verify_overhead"][str(count)])
+    return (
+        f"Do not speculate on this machine: it measured {measured}, because a target call yields {calls:.2f} "
+        f"tokens while a draft step costs {cost['cost_ratio']:.2f} of a target step and checking {count} "
+        f"tokens adds {overhead:.2f}."
+    )
+
+
+def advice(evaluation: Mapping[str, Any]) -> str:
+    """What to do next, from what the measures say is in the way."""
+    rows = {
+        row["split"]: row
+        for row in evaluation["decode"]
+        if row["drafter"] == "model" and _at_best(evaluation, row)
+    }
+    seen, unseen = (rows.get(split, {}).get("speedup", {}).get("mean") for split in ("seen", "unseen"))
+    ngram = [row["speedup"]["mean"] for row in evaluation["decode"] if row["drafter"] == "ngram"]
+    if ngram and max(ngram) > max(1.0, evaluation["best"]["speedup"]["mean"]):
+        return "Next: n-gram look-up is faster here and needs no drafter: serve that, or sample more tokens."
+    if not pays(evaluation):
+        return "Next: fewer drafter layers lower the cost of a step; more sampled tokens raise acceptance."
+    if seen is not None and unseen is not None and unseen < 0.75 * seen:
+        return (
+            f"Next: templates it has never seen reach {unseen:.2f}x only, so add prompts of every kind that "
+            "you serve (data.prompts: file:PATH) before you use it for others."
+        )
+    return "Next: serve the export with the command lines in its README, and measure there too."
+
+
+def _at_best(evaluation: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    return bool(row["num_speculative_tokens"] == evaluation["best"]["num_speculative_tokens"])
+
+
+def _best_row(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
+    from evaluation.measures import best_decode
+
+    return best_decode(evaluation)
+
+
+def _overall(evaluation: Mapping[str, Any], rows: str) -> list[Mapping[str, Any]]:
+    return [row for row in evaluation.get(rows) or [] if row["task"] == "all"]
+
+
+def _mean(interval: Mapping[str, float] | None) -> str:
+    return "-" if not interval else f"{interval['mean']:.3f}"
+
+
+def _interval(interval: Mapping[str, float]) -> str:
+    return f"{interval['mean']:.2f}x [{interval['low']:.2f}, {interval['high']:.2f}]"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in words:
+        table.add_column(heading)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table

@@ -1,0 +1,344 @@
+"""MLflow: an experiment per target, a run per recipe run with a child per stage, a LoggedModel per drafter.
+
+The store is SQLite at `RUNS/mlflow.db` with artifacts under `RUNS/mlartifacts`, unless MLFLOW_TRACKING_URI
+names another. Only the client API is used: MLflow's global tracking URI and active run are never touched,
+so several trackers live side by side. A candidate's LoggedModel holds the drafter's weights, thus the
+registry alone is enough to export or to train on. Nothing is pickled and `mlflow.pyfunc` is never imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from data.errors import UserError
+from data.files import canonical_hash, sha256_file
+from distill.redact import MAX_VALUE, flatten, redact, redacted, safe_name
+from evaluation.selection import MODEL_TYPE, open_client
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_PARAMS_PER_REQUEST = 100
+_METRICS_PER_REQUEST = 1000
+_DIGEST_LENGTH = 36  # MLflow's limit for a data set's digest
+_DRAFTER_SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
+_TEXT_SUFFIXES = {".json", ".yaml", ".yml", ".txt", ".md", ".csv", ".log"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A registered drafter: `models:/MODEL_ID`, and the version under its registered model's name."""
+
+    model_id: str
+    version: str
+
+
+def tracking_uri(runs_dir: Path) -> str:
+    """MLFLOW_TRACKING_URI where it is set, else the SQLite file under `runs_dir`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs_dir).resolve() / 'mlflow.db'}"
+
+
+@dataclass
+class Tracker:
+    """One MLflow run: the parent of a recipe run, or (by `stage`) the child of one stage.
+
+    As a context manager it ends its run: FINISHED, FAILED on an error, KILLED on an interrupt or a
+    SystemExit. A candidate registered in a run that does not finish is withdrawn, so that it never stands
+    as READY.
+    """
+
+    client: MlflowClient
+    run_id: str
+    experiment_id: str
+    recipe_name: str
+    target_name: str
+    _candidates: list[tuple[str, Candidate]] = field(default_factory=list)
+
+    @classmethod
+    def start(
+        cls, recipe_resolved: Mapping[str, Any], recipe_name: str, target_name: str, runs_dir: Path
+    ) -> Tracker:
+        """Open the store (made on first use), the target's experiment and a parent run with the recipe in it.
+
+        Raises `UserError` when the store cannot be opened or the experiment was deleted.
+        """
+        from mlflow.exceptions import MlflowException
+
+        uri = tracking_uri(runs_dir)
+        local = uri.startswith("sqlite:///")
+        if local:
+            Path(runs_dir).mkdir(parents=True, exist_ok=True)
+        artifacts = (Path(runs_dir).resolve() / "mlartifacts").as_uri() if local else None
+        try:
+            client = open_client(uri)
+            experiment_id = _experiment(client, safe_name(target_name), artifacts)
+            run = client.create_run(experiment_id, run_name=recipe_name, tags={"recipe": recipe_name})
+        except MlflowException as error:
+            raise UserError(f"MLflow at {redact(uri)} cannot be used: {redact(str(error))}") from error
+        tracker = cls(client, run.info.run_id, experiment_id, recipe_name, target_name)
+        tracker.log_params(recipe_resolved)
+        client.log_dict(tracker.run_id, redacted(recipe_resolved), "recipe.json")
+        return tracker
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.client.set_terminated(self.run_id, "FINISHED")
+            return
+        # First what matters most: a second interrupt may end this clean-up early.
+        for model_name, candidate in self._candidates:
+            self.client.finalize_logged_model(candidate.model_id, "FAILED")
+            self.client.delete_model_version(model_name, candidate.version)
+        interrupted = isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit))
+        self.client.set_tag(self.run_id, "error", redact(f"{type(error).__name__}: {error}")[:MAX_VALUE])
+        self.client.set_terminated(self.run_id, "KILLED" if interrupted else "FAILED")
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[Tracker]:
+        """A child run for one stage; its status follows how the block ends."""
+        tags = {"mlflow.parentRunId": self.run_id, "recipe": self.recipe_name, "stage": name}
+        run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
+        child = Tracker(self.client, run.info.run_id, self.experiment_id, self.recipe_name, self.target_name)
+        with child:
+            yield child
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log nested parameters flat. MLflow keeps the first value of a name: another one later is an
+        error.
+        """
+        from mlflow.entities import Param
+
+        entries = [Param(key, value) for key, value in flatten(params).items()]
+        for start in range(0, len(entries), _PARAMS_PER_REQUEST):
+            self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_REQUEST])
+
+    def log_metrics(self, metrics: Mapping[str, float | None], step: int | None = None) -> None:
+        """Log numbers at `step` (0 by default); None, NaN and infinities are left out, for SQL would change
+        them.
+        """
+        self._log(metrics, step or 0)
+
+    def log_artifact(self, path: Path, folder: str | None = None) -> None:
+        """Upload a file, or a directory with everything in it, under `folder`; secrets in text files are
+        cut out.
+        """
+        path = Path(path)
+        if path.is_dir():
+            for child in sorted(path.iterdir()):
+                self.log_artifact(child, f"{folder}/{path.name}" if folder else path.name)
+            return
+        text = path.read_text("utf-8", "replace") if path.suffix in _TEXT_SUFFIXES else ""
+        if redact(text) == text:
+            self.client.log_artifact(self.run_id, str(path), folder)
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            copy = Path(scratch) / path.name
+            copy.write_text(redact(text), "utf-8")
+            self.client.log_artifact(self.run_id, str(copy), folder)
+
+    def model_name(self) -> str:
+        """The registered model for this (target, recipe).
+
+        A champion is the fastest *for a workload*: speedups of one target on structured output and on chat
+        do not compare, so a name per target would crown whichever workload is easier. It is the recipe's
+        name, unless that name already stands for another target (`--set target.model=...`): then the
+        target's name is appended.
+        """
+        from mlflow.exceptions import MlflowException
+
+        name = safe_name(self.recipe_name)
+        try:
+            owner = self.client.get_registered_model(name).tags.get("target")
+        except MlflowException:
+            owner = None
+        return name if owner in (None, self.target_name) else f"{name}--{safe_name(self.target_name)}"[:200]
+
+    def register_candidate(
+        self,
+        drafter_dir: Path,
+        metrics: Mapping[str, float],
+        params: Mapping[str, Any],
+        dataset_name: str,
+        dataset_digest: str,
+        model_name: str,
+    ) -> Candidate:
+        """Store a drafter's files and measures as a LoggedModel of this run, and register it as a new
+        version.
+
+        READY is set last: whatever fails or is interrupted before leaves a FAILED or PENDING model, which
+        neither `compare` nor `resolve_candidate` accepts. Raises `UserError` when `drafter_dir` is no
+        safetensors drafter.
+        """
+        files = drafter_files(drafter_dir)
+        model = self.client.create_logged_model(
+            self.experiment_id,
+            name=safe_name(model_name),
+            source_run_id=self.run_id,
+            tags={"drafter_digest": drafter_digest(drafter_dir)},
+            params=flatten(params),
+            model_type=MODEL_TYPE,
+        )
+        try:
+            for file in files:
+                self.client.log_model_artifact(model.model_id, str(file))
+            dataset = {"dataset_name": dataset_name, "dataset_digest": dataset_digest[:_DIGEST_LENGTH]}
+            self._log(metrics, 0, model_id=model.model_id, **dataset)
+            self._link(model.model_id, dataset_name, dataset_digest[:_DIGEST_LENGTH])
+            version = self._new_version(model_name, model)
+            self.client.finalize_logged_model(model.model_id, "READY")
+        except BaseException:
+            self.client.finalize_logged_model(model.model_id, "FAILED")
+            raise
+        candidate = Candidate(model.model_id, version)
+        self._candidates.append((model_name, candidate))
+        return candidate
+
+    def _log(self, metrics: Mapping[str, float | None], step: int, **of: str) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        entries = [
+            Metric(key, float(value), now, step, **of)
+            for key, value in metrics.items()
+            if value is not None and math.isfinite(value)
+        ]
+        for start in range(0, len(entries), _METRICS_PER_REQUEST):
+            self.client.log_batch(self.run_id, metrics=entries[start : start + _METRICS_PER_REQUEST])
+
+    def _link(self, model_id: str, dataset_name: str, dataset_digest: str) -> None:
+        """Show the data set as the run's input and the model as its output in MLflow's pages."""
+        from mlflow.entities import Dataset, DatasetInput, LoggedModelOutput
+
+        dataset = Dataset(dataset_name, dataset_digest, source_type="local", source=dataset_name)
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset)])
+        self.client.log_outputs(self.run_id, [LoggedModelOutput(model_id=model_id, step=0)])
+
+    def _new_version(self, model_name: str, model: Any) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.create_registered_model(model_name, tags={"target": self.target_name})
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        # The SQL store keeps no model id with a version, and resolves models:/ID sources through the global
+        # tracking URI: hence the tag, and the artifact location as source.
+        version = self.client.create_model_version(
+            model_name,
+            model.artifact_location,
+            run_id=self.run_id,
+            tags={"model_id": model.model_id},
+            model_id=model.model_id,
+        )
+        return str(version.version)
+
+
+def drafter_files(drafter_dir: Path) -> list[Path]:
+    """The files of a saved drafter. `UserError` when weights or config are missing, or a file may hold a
+    pickle.
+    """
+    directory = Path(drafter_dir)
+    files = sorted(path for path in directory.iterdir() if path.is_file()) if directory.is_dir() else []
+    names = {path.name for path in files}
+    for needed in ("config.json", "model.safetensors"):
+        if needed not in names:
+            raise UserError(f"{directory} is no drafter: it holds no {needed}.")
+    odd = sorted(path.name for path in files if path.suffix not in _DRAFTER_SUFFIXES)
+    if odd:
+        raise UserError(
+            f"{directory} holds {', '.join(odd)}: only safetensors, JSON and tokenizer files are stored."
+        )
+    return files
+
+
+def drafter_digest(drafter_dir: Path) -> str:
+    """What makes two drafters the same: a hash of config, weights and draft vocabulary."""
+    named = {path.name: path for path in drafter_files(drafter_dir)}
+    kept = [name for name in ("config.json", "model.safetensors", "draft_vocab.json") if name in named]
+    return canonical_hash({name: sha256_file(named[name]) for name in kept})
+
+
+def resolve_candidate(reference: str, runs_dir: Path) -> Path:
+    """The drafter directory of `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/m-ID` or a bare `m-ID`.
+
+    Downloaded once to `RUNS/candidates/MODEL_ID` (a LoggedModel never changes) and checked against the
+    digest it was stored with. Raises `UserError` when there is no such candidate, it never became READY, or
+    the files differ.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    uri = tracking_uri(runs_dir)
+    client = open_client(uri)
+    try:
+        model = client.get_logged_model(_model_id(client, reference))
+    except MlflowException as error:
+        raise UserError(
+            f"There is no candidate {reference} in MLflow at {redact(uri)}: {error.message}"
+        ) from error
+    if str(model.status) != "READY":
+        raise UserError(
+            f"Candidate {reference} is {model.status}: its run did not finish, so it cannot be used."
+        )
+    final = Path(runs_dir) / "candidates" / safe_name(model.model_id)
+    if not final.exists():
+        final.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}."))
+        try:
+            found = download_artifacts(
+                artifact_uri=model.artifact_location, dst_path=str(scratch), tracking_uri=uri
+            )
+            Path(found).rename(final)
+        except MlflowException as error:
+            raise UserError(
+                f"The files of candidate {reference} cannot be read: {redact(str(error))}"
+            ) from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    if drafter_digest(final) != model.tags.get("drafter_digest"):
+        raise UserError(f"The files of candidate {reference} in {final} were changed: delete that directory.")
+    return final
+
+
+def _model_id(client: MlflowClient, reference: str) -> str:
+    name = reference.removeprefix("models:/")
+    if re.fullmatch(r"m-[0-9a-zA-Z-]+", name):
+        return name
+    if match := re.fullmatch(r"([^/@]+)@([^/@]+)", name):
+        version = client.get_model_version_by_alias(*match.groups())
+    elif match := re.fullmatch(r"([^/@]+)/(\d+)", name):
+        version = client.get_model_version(*match.groups())
+    else:
+        raise UserError(
+            f"{reference} names no candidate: write models:/NAME@champion, models:/NAME/3 or models:/m-ID."
+        )
+    if "model_id" not in version.tags:
+        raise UserError(f"{reference} was not registered by this tool: it names no logged model.")
+    return str(version.tags["model_id"])
+
+
+def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        return str(client.create_experiment(name, artifact_location=artifacts))
+    if found.lifecycle_stage == "deleted":
+        raise UserError(
+            f"The MLflow experiment {name} was deleted: restore it (`mlflow experiments restore -x "
+            f"{found.experiment_id}`) or use another runs directory."
+        )
+    return str(found.experiment_id)

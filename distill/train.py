@@ -1,0 +1,261 @@
+"""Train a drafter on a target's samples: the plan of batches, checkpoints, and the best drafter by held-out
+acceptance.
+
+`distill.trainer` holds the step itself, on trl's SFTTrainer; this module decides what it runs on. Everything
+that matters is fixed before the first step (which samples, in which batches, in which order), so a run that
+was killed and started again ends, on a CPU, with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from data.errors import UserError
+from data.files import canonical_hash
+
+if TYPE_CHECKING:
+    from data.records import Samples
+    from distill.models import Target
+    from evaluation.decoder.drafters import DraftModel
+
+Metric = Literal["sampled", "argmax", "greedy"]
+Report = Callable[[int, int, int, dict[str, float]], None]
+"""Called after every step with (step, steps in all, completion tokens so far, the newest measures)."""
+
+_WINDOW_BATCHES = 16  # batches' worth of shuffled samples that are sorted by length, against padding
+_EVALUATIONS = 6  # held-out checks after the one before the first step
+_HELD_OUT_SHARE = (
+    0.02  # of the training tokens per check: a forward pass costs a third of a step, so < 5 % in all
+)
+
+
+class LossConfig(BaseModel):
+    """What training minimises; formulas and sources in `distill.losses`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["forward_kl", "tvd", "lk_hybrid", "cross_entropy"] = "forward_kl"
+    eta: float = Field(3.0, ge=0)
+    """`lk_hybrid` only: how fast the mix moves from forward KL to TVD as acceptance rises."""
+
+
+class TrainConfig(BaseModel):
+    """How a drafter is trained. Warm-up, decay, clipping, checks and checkpoints are derived."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    loss: LossConfig = Field(default_factory=LossConfig)
+    signal: Literal["hidden", "live"] = "hidden"
+    """`hidden`: the target states that sampling kept; `live`: a target forward pass in every step."""
+    tokens: int = Field(gt=0)
+    """Completion tokens trained on in all; several epochs where the samples hold fewer."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """The highest, reached after the warm-up; decays to 0 on a cosine."""
+    batch_size: int = Field(16, gt=0)
+    """Samples per step and device, before accumulation."""
+    accumulation: int = Field(1, gt=0)
+    """Batches whose gradients make one step. `lk_hybrid` mixes per batch; the other losses do not notice."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What training did. The best drafter stands in `directory`."""
+
+    directory: Path
+    steps: int
+    tokens: int
+    """Completion tokens trained on."""
+    best_step: int
+    """The step whose drafter was kept; 0 is the drafter as it came."""
+    best: dict[str, float]
+    """Its held-out means: sampled, argmax, greedy."""
+    history: list[dict[str, float]]
+    """Every held-out check: step, sampled, argmax, greedy."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which samples make which batch, in order; each a list of indices into the training samples."""
+
+    batches: list[list[int]]
+    tokens: list[int]
+    """Completion tokens of each batch."""
+    batches_per_step: int
+    """Over accumulation and all processes."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.batches) // self.batches_per_step
+
+    def tokens_after(self, step: int) -> int:
+        """Completion tokens trained on when `step` steps are done."""
+        return sum(self.tokens[: step * self.batches_per_step])
+
+
+def plan_batches(
+    sizes: Sequence[tuple[int, int]],
+    *,
+    batch_size: int,
+    tokens: int,
+    accumulation: int,
+    processes: int,
+    seed: int,
+) -> BatchPlan:
+    """Batches until `tokens` completion tokens are reached, a whole number of steps on `processes` processes.
+
+    Each epoch shuffles all samples, sorts windows of 16 batches by length and shuffles the batches: rows of
+    one batch have like lengths, so little is computed on padding. `sizes` holds (length, completion tokens)
+    of each sample. The same arguments always give the same plan.
+    """
+    assert sizes and all(completion > 0 for _, completion in sizes)
+    generator = random.Random(seed)
+    per_step = accumulation * processes
+    window = batch_size * _WINDOW_BATCHES
+    plan = BatchPlan([], [], per_step)
+    planned = 0
+    while True:
+        order = list(range(len(sizes)))
+        generator.shuffle(order)
+        epoch: list[list[int]] = []
+        for start in range(0, len(order), window):
+            near = sorted(order[start : start + window], key=lambda index: sizes[index][0])
+            epoch += [near[first : first + batch_size] for first in range(0, len(near), batch_size)]
+        generator.shuffle(epoch)
+        for batch in epoch:
+            plan.batches.append(batch)
+            plan.tokens.append(sum(sizes[index][1] for index in batch))
+            planned += plan.tokens[-1]
+            if planned >= tokens and len(plan.batches) % per_step == 0:
+                return plan
+
+
+def held_out_samples(samples: Samples, metric: Metric, temperature: float, tokens: int) -> Samples:
+    """The select split that checks run on: about `tokens` completion tokens, an even spread over the split.
+
+    Acceptance at temperature 0 is that along greedy text, so `greedy` takes samples drawn at 0, the others
+    those drawn at `temperature`; where sampling drew none so, all of the split stand in. Raises `UserError`
+    when the split is empty.
+    """
+    select = samples.where(split="select")
+    if len(select) == 0:
+        raise UserError(
+            "There is no sample of the select split to pick the best drafter by; raise data.splits.select."
+        )
+    drawn = select.where(temperature=0.0 if metric == "greedy" else temperature)
+    pool = drawn if len(drawn) else select
+    share = min(1.0, tokens / max(1, sum(sum(record.completion_mask) for record in pool)))
+    kept = {int(number / share) for number in range(max(1, int(len(pool) * share)))}
+    return _subset(pool, sorted(kept))
+
+
+def train_drafter(
+    drafter: DraftModel,
+    target: Target,
+    samples: Samples,
+    config: TrainConfig,
+    *,
+    temperature: float,
+    seed: int,
+    out_dir: Path,
+    report: Report,
+    metric: Metric = "greedy",
+) -> TrainResult:
+    """Train `drafter` in place and leave the best one in `out_dir`/drafter; goes on where a killed run
+    stopped.
+
+    Args:
+        samples: the train and select splits are used; with `signal: hidden` they must carry signals.
+        temperature: > 0, divides both models' logits in the loss; cached signals must be of it. seed: of the
+        batch plan and every other draw. out_dir: everything that training writes lies in it: `checkpoints/`
+        (two newest, removed at the end), `best/`
+            and, when done, `drafter/`.
+        metric: the held-out acceptance that picks the best drafter, the one of the serving mode.
+
+    The input embedding stays frozen unless it is tied to the head. Master weights are float32; with a
+    bfloat16 drafter on a GPU the products run in bfloat16, and the drafter is saved in its own dtype. Raises
+    `UserError` for samples without completions or signals, and when training diverges.
+    """
+    from accelerate import PartialState
+
+    from distill.trainer import Run, run_training
+
+    train = samples.where(split="train")
+    sizes = [(len(record.input_ids), sum(record.completion_mask[1:])) for record in train]
+    usable = [index for index, (_, completion) in enumerate(sizes) if completion > 0]
+    if not usable:
+        raise UserError(
+            "There is no completion token in the train split, so nothing to train on; sample more."
+        )
+    if len(usable) < len(train):
+        train, sizes = _subset(train, usable), [sizes[index] for index in usable]
+    if config.signal == "hidden" and not samples.has_signals:
+        raise UserError(
+            "train.signal is hidden but these samples carry no target states; set train.signal=live."
+        )
+    plan = plan_batches(
+        sizes,
+        batch_size=config.batch_size,
+        tokens=config.tokens,
+        accumulation=config.accumulation,
+        processes=PartialState().num_processes,
+        seed=seed,
+    )
+    best, drafter_dir = out_dir / "best", out_dir / "drafter"
+    if drafter_dir.is_dir() and not best.is_dir():
+        drafter_dir.rename(
+            best
+        )  # a run that was killed while it tidied up: its last checkpoint may still be there
+    run = Run(
+        drafter=drafter,
+        target=target,
+        train=train,
+        held_out=held_out_samples(samples, metric, temperature, int(config.tokens * _HELD_OUT_SHARE)),
+        plan=plan,
+        config=config,
+        temperature=temperature,
+        seed=seed,
+        metric=metric,
+        check_steps=check_steps(plan.steps),
+        identity=canonical_hash([plan.batches, config.model_dump(), temperature, seed, metric]),
+        checkpoints=out_dir / "checkpoints",
+        best=best,
+        report=report,
+    )
+    history = run_training(run)
+    shutil.rmtree(drafter_dir, ignore_errors=True)
+    best.rename(drafter_dir)
+    shutil.rmtree(run.checkpoints)
+    kept = best_check(history, metric)
+    return TrainResult(
+        directory=drafter_dir,
+        steps=plan.steps,
+        tokens=sum(plan.tokens),
+        best_step=int(kept["step"]),
+        best={name: value for name, value in kept.items() if name != "step"},
+        history=history,
+    )
+
+
+def check_steps(steps: int) -> list[int]:
+    """The steps after which held-out acceptance is measured: evenly spaced, the last one included."""
+    return sorted({max(1, round(steps * number / _EVALUATIONS)) for number in range(1, _EVALUATIONS + 1)})
+
+
+def best_check(history: Sequence[dict[str, float]], metric: Metric) -> dict[str, Any]:
+    """The check with the highest `metric`; where several are equal, by `sampled`, which is finer, then the
+    earliest."""
+    return max(history, key=lambda check: (check[metric], check["sampled"], -check["step"]))
+
+
+def _subset(samples: Samples, indices: Sequence[int]) -> Samples:
+    from data.records import Samples as SamplesClass
+
+    locations = None if samples.locations is None else [samples.locations[index] for index in indices]
+    return SamplesClass([samples.records[index] for index in indices], locations)

@@ -1,0 +1,410 @@
+"""The training step on trl's SFTTrainer: our data, our loss from hidden states, checks and checkpoints.
+
+Only `distill.train` imports this module, inside a function: importing trl takes nine seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import PrinterCallback
+from transformers.training_args import TrainingArguments
+from transformers.utils import logging
+from trl import SFTConfig, SFTTrainer
+
+from data.errors import UserError
+from data.files import write_json
+from data.records import Batch, Samples, collate
+from distill.losses import LossName, TargetRows, chunked_loss
+from distill.models import Target, cast_parameters, empty_model, save_drafter, sync_tree, without_bars
+from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
+from evaluation.acceptance import teacher_forced
+from evaluation.decoder.drafters import DraftModel
+from evaluation.signals import completion_states, target_signals
+
+_COMPLETE = "complete.json"  # the last file of a checkpoint
+_HELD_OUT = "held_out"  # key of the checks in the trainer state's history
+_CHECKPOINTS = 10  # per run
+_LOGS = 50  # per run
+_WARMUP_SHARE = 0.05
+_WEIGHT_DECAY = 0.01
+_CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a training run needs, decided by `distill.train`."""
+
+    drafter: DraftModel
+    target: Target
+    train: Samples
+    held_out: Samples
+    plan: BatchPlan
+    config: TrainConfig
+    temperature: float
+    seed: int
+    metric: Metric
+    check_steps: list[int]
+    identity: str
+    """Hash of plan and settings: a checkpoint of another run is never resumed."""
+    checkpoints: Path
+    best: Path
+    report: Report
+    callbacks: tuple[TrainerCallback, ...] = ()
+
+
+def run_training(run: Run) -> list[dict[str, float]]:
+    """Train, resuming from the newest whole checkpoint; returns all held-out checks. The best drafter is in
+    `run.best`."""
+    dtype = run.drafter.model.dtype
+    newest = newest_checkpoint(run.checkpoints, run.identity) if run.best.is_dir() else None
+    if newest is None:
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+    cast_parameters(run.drafter.model, torch.float32)
+    set_trainable(run.drafter.model)
+    trainer = DistillTrainer(run, save_dtype=dtype)
+    try:
+        with without_bars(), _errors_only():
+            trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+    finally:
+        # Both trl and we replace the forward of the model given; it goes back to the caller as it came
+        run.drafter.model.__dict__.pop("forward", None)
+    cast_parameters(run.drafter.model, dtype)
+    run.drafter.model.eval()
+    return trainer.checks()
+
+
+def set_trainable(model: PreTrainedModel) -> None:
+    """All parameters train but an input embedding of its own.
+
+    A frozen embedding is the target's for good: it needs no optimizer state and an export can share it.
+    """
+    model.requires_grad_(True)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding.weight is not head.weight:
+        embedding.requires_grad_(False)
+
+
+def newest_checkpoint(directory: Path, identity: str) -> Path | None:
+    """The newest checkpoint of this run that was written to its end; the other ones, half written or not
+    ours, go."""
+    whole: dict[int, Path] = {}
+    for path in directory.glob("checkpoint-*"):
+        marker = path / _COMPLETE
+        if marker.is_file() and json.loads(marker.read_text())["identity"] == identity:
+            whole[int(path.name.removeprefix("checkpoint-"))] = path
+        else:
+            shutil.rmtree(path)
+    return whole[max(whole)] if whole else None
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """transformers' notes on special tokens, file times and the like would break up the progress bar."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+class DistillTrainer(SFTTrainer):
+    """SFTTrainer with our batches and a loss from hidden states at completion positions."""
+
+    # compute_loss divides by the completion tokens of the whole accumulated batch
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, run: Run, save_dtype: torch.dtype) -> None:
+        model = run.drafter.model
+        device_type = run.target.model.device.type
+        mixed = save_dtype == torch.bfloat16 and device_type == "cuda" and torch.cuda.is_bf16_supported()
+        super().__init__(
+            model=model,
+            args=_arguments(run, device_type, mixed),
+            data_collator=_Collator(run),
+            train_dataset=Dataset.from_dict({"samples": run.plan.batches}),
+            processing_class=run.target.tokenizer,
+            callbacks=[_Checks(self), _Reporter(run), *run.callbacks],
+        )
+        self.remove_callback(PrinterCallback)
+        self.spec, self.save_dtype, self.mixed = run, save_dtype, mixed
+        device = self.args.device
+        head = run.target.model.get_output_embeddings().weight.detach()
+        vocab = run.drafter.vocab
+        self.target_head = (head if vocab is None else head[vocab.to(head.device)]).to(device)
+        # The loss is computed inside forward, where DDP and FSDP see every parameter that takes part
+        model.forward = MethodType(
+            partial(
+                _loss_forward,
+                name=run.config.loss.name,
+                eta=run.config.loss.eta,
+                temperature=run.temperature,
+                target_head=self.target_head,
+                rows=_row_of_id(vocab, len(head), device),
+            ),
+            model,
+        )
+        self._overlap = torch.zeros((), device=device)
+        self._overlap_tokens = 0
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """The batches of one step, and their completion tokens over all processes: what the loss is divided
+        by."""
+        batches = []
+        for _ in range(num_batches):
+            try:
+                batches.append(next(epoch_iterator))
+            except StopIteration:
+                break
+        counted = sum(int(batch["completion_mask"][:, 1:].sum()) for batch in batches)
+        return batches, self.accelerator.gather(torch.tensor(counted, device=device)).sum()
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The summed loss over completion tokens, divided by their count over the whole step."""
+        assert num_items_in_batch is not None and not return_outputs
+        run = self.spec
+        if run.config.loss.name != "cross_entropy" and "hidden" not in inputs:
+            batch = Batch(inputs["input_ids"], inputs["attention_mask"], inputs["completion_mask"], None)
+            told = target_signals(run.target.model, batch, run.temperature)
+            inputs = {**inputs, "hidden": told.hidden, "logsumexp": told.logsumexp}
+        loss, overlap = model(**inputs)
+        if overlap is not None:
+            self._overlap += overlap
+            self._overlap_tokens += int(inputs["completion_mask"][:, 1:].sum())
+        # DDP takes the mean over processes of gradients that we have divided by the global count
+        return loss / num_items_in_batch * self.accelerator.num_processes
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the training batches' own acceptance, and stop a run that has diverged."""
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise UserError(
+                f"Training diverged: the loss is {logs['loss']} at step {self.state.global_step}; "
+                f"lower train.learning_rate (it is {self.args.learning_rate:g})."
+            )
+        if "loss" in logs and self._overlap_tokens:
+            logs["train_sampled"] = float(self._overlap) / self._overlap_tokens
+            self._overlap, self._overlap_tokens = torch.zeros_like(self._overlap), 0
+        super().log(logs, start_time)
+
+    def checks(self) -> list[dict[str, float]]:
+        """The held-out checks so far; they live in the trainer's state, so a checkpoint holds them."""
+        return [entry[_HELD_OUT] for entry in self.state.log_history if _HELD_OUT in entry]
+
+    def check(self) -> dict[str, float]:
+        """Measure held-out acceptance now, and save the drafter where it is the best so far."""
+        run = self.spec
+        cached = run.held_out.has_signals
+        with self._autocast():
+            table = teacher_forced(
+                run.drafter,
+                run.target.model.get_output_embeddings().weight.detach(),
+                run.held_out,
+                temperature=run.temperature,
+                batch_size=2 * run.config.batch_size,
+                signals=None
+                if cached
+                else partial(target_signals, run.target.model, temperature=run.temperature),
+            )
+        found = {"step": self.state.global_step, **table.means()}
+        self.state.log_history.append({"step": self.state.global_step, _HELD_OUT: found})
+        if best_check(self.checks(), run.metric) is found and self.is_world_process_zero():
+            save_drafter(self._snapshot(), run.best, run.target.tokenizer)
+        return found
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self.mixed else nullcontext()
+
+    def _snapshot(self) -> DraftModel:
+        """The drafter in the dtype that it came in."""
+        drafter = self.spec.drafter
+        if drafter.model.dtype == self.save_dtype:
+            return drafter
+        head_rows = None if drafter.vocab is None else len(drafter.vocab)
+        config = drafter.model.config.from_dict(drafter.model.config.to_dict())
+        config.dtype = self.save_dtype
+        copy = empty_model(config, head_rows=head_rows)
+        copy.load_state_dict(drafter.model.state_dict())
+        copy.generation_config = drafter.model.generation_config
+        return DraftModel(copy, drafter.vocab)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        # Past SFTTrainer's version, which writes a model card; the marker comes after every byte is on disk
+        super(SFTTrainer, self)._save_checkpoint(model, trial)
+        if self.is_world_process_zero():
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            sync_tree(folder)
+            write_json(folder / _COMPLETE, {"identity": self.spec.identity})
+
+
+def _loss_forward(
+    model: PreTrainedModel,
+    *,
+    name: LossName,
+    eta: float,
+    temperature: float,
+    target_head: Tensor,
+    rows: Tensor | None,
+    input_ids: Tensor,
+    completion_mask: Tensor,
+    hidden: Tensor | None = None,
+    logsumexp: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Summed loss over the batch's completion tokens and, detached, their summed acceptance.
+
+    `rows` maps target ids to rows of the draft head, `None` where they are the same.
+    """
+    states = completion_states(model, input_ids, completion_mask)
+    target = labels = None
+    if name == "cross_entropy":
+        ids = input_ids[:, 1:][completion_mask[:, 1:]]
+        labels = ids if rows is None else rows[ids]
+    else:
+        assert hidden is not None and logsumexp is not None
+        target = TargetRows(hidden.to(target_head.dtype), target_head, logsumexp)
+    sums = chunked_loss(
+        name,
+        states,
+        model.get_output_embeddings().weight,
+        target=target,
+        labels_N=labels,
+        temperature=temperature,
+        eta=eta,
+    )
+    return sums.loss, sums.acceptance
+
+
+def _row_of_id(vocab: Tensor | None, full_size: int, device: torch.device) -> Tensor | None:
+    """int64 [V]: each target id's row of a reduced head, -1 where it has none."""
+    if vocab is None:
+        return None
+    rows = torch.full((full_size,), -1, dtype=torch.int64, device=device)
+    rows[vocab.to(device)] = torch.arange(len(vocab), device=device)
+    return rows
+
+
+class _Collator:
+    """Turns one row of the plan into the tensors of one batch."""
+
+    def __init__(self, run: Run) -> None:
+        self.samples, self.pad_id = run.train, run.target.pad_id
+        self.with_signals = run.config.signal == "hidden" and run.config.loss.name != "cross_entropy"
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        (row,) = rows
+        batch = collate(self.samples, row["samples"], self.pad_id)
+        inputs = {
+            "input_ids": batch.input_ids,
+            "attention_mask": batch.attention_mask,
+            "completion_mask": batch.completion_mask,
+        }
+        if self.with_signals:
+            assert batch.signals is not None
+            inputs |= {"hidden": batch.signals.hidden, "logsumexp": batch.signals.logsumexp}
+        return inputs
+
+
+class _Checks(TrainerCallback):
+    """Held-out checks before the first step and after the planned ones."""
+
+    def __init__(self, trainer: DistillTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step == 0:
+            self.trainer.check()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step in self.trainer.spec.check_steps:
+            self.trainer.check()
+
+
+class _Reporter(TrainerCallback):
+    """Hands every step to `report`, with the newest loss and acceptances."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.newest: dict[str, float] = {}
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        wanted = ("loss", "train_sampled")
+        self.newest |= {key: float(value) for key, value in (logs or {}).items() if key in wanted}
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        for entry in reversed(state.log_history):
+            if _HELD_OUT in entry:
+                self.newest |= {key: value for key, value in entry[_HELD_OUT].items() if key != "step"}
+                break
+        tokens = self.run.plan.tokens_after(state.global_step)
+        self.run.report(state.global_step, self.run.plan.steps, tokens, dict(self.newest))
+
+
+def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:
+    steps = run.plan.steps
+    return SFTConfig(
+        output_dir=str(run.checkpoints),
+        per_device_train_batch_size=1,  # one row of the plan is one batch
+        gradient_accumulation_steps=run.config.accumulation,
+        max_steps=steps,
+        train_sampling_strategy="sequential",
+        learning_rate=run.config.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, round(_WARMUP_SHARE * steps)),
+        optim="adamw_torch_fused",
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        weight_decay=_WEIGHT_DECAY,
+        max_grad_norm=_CLIP,
+        bf16=mixed,
+        use_cpu=device_type == "cpu",
+        seed=run.seed,
+        data_seed=run.seed,
+        activation_checkpointing=False,
+        logging_steps=max(1, steps // _LOGS),
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=max(1, round(steps / _CHECKPOINTS)),
+        save_total_limit=2,
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        dataloader_pin_memory=device_type == "cuda",
+        max_length=None,
+    )

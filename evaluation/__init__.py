@@ -1,0 +1,1 @@
+"""The speculative decoder and everything measured with it: may import `data`, never `distill`."""

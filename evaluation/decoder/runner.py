@@ -1,0 +1,124 @@
+"""One unmodified transformers causal LM with a ragged cache: token ids in, hidden states and logits out.
+
+Shapes: B rows, T new tokens, W cache slots in view, H hidden size, V rows of the head.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import torch
+from transformers import PreTrainedModel
+
+from data.errors import UserError
+from evaluation.decoder.attention import FOLDED_ATTENTION
+from evaluation.decoder.cache import RaggedCache
+from evaluation.decoder.linear import pack_linears
+
+WINDOW_STEP = 64  # cache slots in view grow in steps, so that attention does not pay for the empty rest
+PREFILL_CHUNK = 512  # bounds the memory of a long prompt's forward
+
+
+def check_can_roll_back(model: PreTrainedModel) -> None:
+    """Raise UserError when the model's state cannot be rolled back by moving a position, naming model and reason."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    sliding = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    layer_types = set(getattr(config, "layer_types", None) or [sliding])
+    reason = None
+    if getattr(config, "is_encoder_decoder", False):
+        reason = "it is an encoder-decoder model"
+    elif getattr(model, "_is_stateful", False) or not hasattr(config, "num_attention_heads"):
+        reason = "it keeps a recurrent state, which cannot be rolled back"
+    elif layer_types - {"full_attention"}:
+        reason = f"its layers of type {', '.join(sorted(layer_types - {'full_attention'}))} are not supported"
+    elif getattr(config, "alibi", False):
+        reason = "ALiBi position biases are not supported"
+    elif (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope"):
+        reason = "its rotary frequencies depend on the longest row of a batch"
+    if reason:
+        raise UserError(f"{name} cannot be decoded speculatively here: {reason}. Choose a full-attention causal LM.")
+
+
+class Runner:
+    """A causal LM that decodes `batch_size` ragged rows of at most `max_length` positions.
+
+    The model's modules are copied (its parameters are shared), so the caller's model stays as it was. `optimize` swaps
+    linear layers for packed ones on a CPU (see `linear.py`).
+    """
+
+    def __init__(self, model: PreTrainedModel, batch_size: int, max_length: int, *, optimize: bool = True) -> None:
+        check_can_roll_back(model)
+        config = model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+        if limit is not None and max_length > limit:
+            raise UserError(
+                f"{type(model).__name__} has {limit} positions, but prompt and answer need {max_length}: "
+                "lower max_new_tokens or shorten the prompts."
+            )
+        self.device, self.dtype = model.device, model.dtype
+        self.model = share_parameters(model)
+        self.model.eval()
+        self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
+        heads = config.num_attention_heads
+        self.groups = heads // getattr(config, "num_key_value_heads", heads)
+        # Models whose attention does not go through the interface keep their own.
+        self.folded = getattr(model, "_supports_attention_backend", False) and config._attn_implementation == "sdpa"
+        if self.folded:
+            self.model.config._attn_implementation = FOLDED_ATTENTION
+        if optimize and self.device.type == "cpu":
+            pack_linears(self.model)
+        self.backbone = getattr(self.model, self.model.base_model_prefix)
+        self.head = self.model.get_output_embeddings()
+        parameters = inspect.signature(self.backbone.forward).parameters
+        self.cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
+        self.length = (max_length + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP
+        self.cache = RaggedCache(config.num_hidden_layers, batch_size, self.length)
+        self.slots = torch.arange(self.length, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, ids: torch.Tensor, start: torch.Tensor, rows: slice | None = None) -> torch.Tensor:
+        """Hidden states `[B, T, H]` after the final norm for token ids `[B, T]` whose first stands at position `start [B]`."""
+        width = ids.shape[1]
+        positions = start[:, None] + self.slots[:width]
+        # On a CPU the positions are at hand; on a GPU reading them would stop the stream, so all slots stay in view.
+        window = self.length
+        if self.device.type == "cpu":
+            last = int(positions.max()) + 1
+            assert last <= self.length, f"position {last} is past the cache's {self.length} slots"
+            window = min(self.length, (last + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP)
+        self.cache.place(positions, rows or slice(0, self.cache.num_rows), window)
+        hidden = self.backbone(
+            input_ids=ids,
+            attention_mask=self.mask(positions, window),
+            position_ids=positions,
+            use_cache=True,
+            **{self.cache_name: self.cache},
+        ).last_hidden_state
+        return hidden
+
+    def prefill(self, prompt: torch.Tensor, row: int, start: int = 0) -> torch.Tensor:
+        """Read prompt int64 `[n]` into row `row` from position `start` on; the last position's hidden state `[1, H]`."""
+        begin = torch.tensor([start], device=self.device)
+        for chunk in prompt.to(self.device).split(PREFILL_CHUNK):
+            hidden = self.forward(chunk[None], begin, slice(row, row + 1))
+            begin = begin + chunk.shape[0]
+        return hidden[:, -1]
+
+    def mask(self, positions: torch.Tensor, window: int) -> torch.Tensor:
+        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own position."""
+        hidden = self.slots[:window] > positions[:, None, :, None]
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
+        return mask.repeat(1, 1, self.groups, 1) if self.folded else mask
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Head logits `[..., V]` of hidden states `[..., H]`, in float32."""
+        return self.head(hidden).float()
+
+
+def share_parameters(model: PreTrainedModel) -> PreTrainedModel:
+    """A structural copy of a model: new modules, the same parameter and buffer tensors."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in tensors})

@@ -1,0 +1,62 @@
+"""The built-in sampling engine: plain decoding by our own decoder, which keeps the target's signals in the same pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from data.engines import Completion, SampleRequest
+from data.signals import Signals
+from evaluation.decoder.engine import Decoder, Output, Request
+from evaluation.decoder.runner import Runner
+from evaluation.decoder.sampling import SamplingOptions
+
+
+class BuiltinSampler:
+    """Samples a target in batches of ragged rows; see `data.engines.SamplingEngine`."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        *,
+        eos_ids: Sequence[int],
+        batch_size: int,
+        max_length: int,
+        signal_temperature: float,
+    ) -> None:
+        self.decoder = Decoder(
+            Runner(target, batch_size, max_length),
+            eos_ids=eos_ids,
+            options=SamplingOptions(),
+            keep_states=True,
+            signal_temperature=signal_temperature,
+        )
+
+    def sample(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        on_tokens: Callable[[int], None],
+    ) -> list[Completion]:
+        """Completions with signals, in the order of the requests."""
+        self.decoder.options = SamplingOptions(temperature=temperature)
+        wanted = [Request(request.prompt, max_new_tokens, request.seed) for request in requests]
+        return [
+            Completion(output.tokens, output.finish_reason, signals_of(output))
+            for output in self.decoder.generate(wanted, on_tokens)
+        ]
+
+
+def signals_of(output: Output) -> Signals:
+    """The states of an output as signals, one row per emitted token."""
+    count = len(output.tokens)
+    summary = torch.cat(output.states.logits_summary)[:count]
+    return Signals(
+        hidden=torch.cat(output.states.hidden)[:count],
+        logsumexp=summary[:, 0].float(),
+        argmax=summary[:, 1].long(),
+    )

@@ -1,0 +1,153 @@
+"""The names under which an evaluation's numbers and facts stand in MLflow, made from evaluation.json in one
+place.
+
+`distill.tracking` writes them and `evaluation.selection` reads them; both go through here, so they cannot
+drift apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def machine_label(machine: Mapping[str, Any]) -> str:
+    """The hardware of a measurement in words; software (torch, commit) is logged but does not split a
+    group.
+    """
+    parts = [str(machine.get("cpu", "unknown processor")), f"{machine.get('cores', '?')} cores"]
+    if machine.get("gpu"):
+        parts.insert(0, str(machine["gpu"]))
+    return ", ".join(parts)
+
+
+def serving_label(serving: Mapping[str, Any]) -> str:
+    """The serving mode in words, e.g. `temperature 0, batch 1` or `temperature 0.8, top-p 0.95, sampled
+    draft`.
+    """
+    temperature = float(serving.get("temperature", 0.0))
+    parts = [f"temperature {temperature:g}"]
+    if temperature > 0:
+        parts.append(f"top-p {float(serving.get('top_p', 1.0)):g}")
+        parts.append(f"{serving.get('draft_sampling', 'sampled')} draft")
+    return ", ".join([*parts, f"batch {serving.get('batch_size', 1)}"])
+
+
+def best_decode(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The decode row that `best` names: the model drafter at the chosen K and split ({} where there is
+    none).
+    """
+    best = evaluation.get("best") or {}
+    for row in evaluation.get("decode", []):
+        if (
+            row.get("drafter") == "model"
+            and row.get("num_speculative_tokens") == best.get("num_speculative_tokens")
+            and row.get("split") == best.get("split")
+        ):
+            return row
+    return {}
+
+
+def headline_acceptance(
+    rows: Iterable[Mapping[str, Any]], measure: str, serving: Mapping[str, Any], split: str = "seen"
+) -> Mapping[str, Any]:
+    """The acceptance row that stands for `measure` in one number: {"mean", "low", "high", "temperature"} or
+    {}.
+
+    `greedy` is read from samples drawn at temperature 0; `sampled` and `argmax` from samples at the serving
+    temperature, which is 1 where the drafter is served at 0 (as in training). Where no samples were drawn
+    at that temperature the nearest one that was measured stands in, and is named.
+    """
+    served = float(serving.get("temperature", 0.0))
+    wanted = 0.0 if measure == "greedy" else served if served > 0 else 1.0
+    matching = [
+        row for row in rows if row.get("split") == split and row.get("task") == "all" and row.get(measure)
+    ]
+    if not matching:
+        return {}
+    row = min(matching, key=lambda row: abs(float(row["temperature"]) - wanted))
+    return {**row[measure], "temperature": float(row["temperature"])}
+
+
+def candidate_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Flatten evaluation.json into the metric names of DESIGN section 2: acceptance/, decode/, speed/
+    (finite only).
+
+    The unprefixed names are the headline (the best K on the split that `best` names); every single row
+    stands under its own name too, e.g. `acceptance/unseen/t1/json/sampled` or
+    `speed/seen/ngram/k4/speedup`.
+    """
+    found: dict[str, Any] = {}
+    serving = evaluation.get("serving") or {}
+    best = best_decode(evaluation)
+    split = str((evaluation.get("best") or {}).get("split") or "seen")
+    for prefix, rows in (("", "acceptance"), ("before/", "acceptance_before")):
+        for measure in ("sampled", "argmax", "greedy"):
+            headline = headline_acceptance(evaluation.get(rows) or [], measure, serving, split)
+            found[f"{prefix}acceptance/{measure}"] = headline.get("mean")
+            found[f"{prefix}acceptance/{measure}_temperature"] = headline.get("temperature")
+        for row in evaluation.get(rows) or []:
+            name = f"{prefix}acceptance/{row['split']}/t{float(row['temperature']):g}/{row['task']}"
+            for measure in ("sampled", "argmax", "greedy"):
+                found[f"{name}/{measure}"] = (row.get(measure) or {}).get("mean")
+    for row in evaluation.get("decode") or []:
+        suffix = f"{row['split']}/{row['drafter']}/k{row['num_speculative_tokens']}"
+        found |= {f"speed/{suffix}/{key}": value for key, value in _speed(row).items()}
+        found |= {f"decode/{suffix}/{key}": value for key, value in _decode(row).items()}
+    found |= {f"speed/{key}": value for key, value in _speed(best).items()}
+    found |= {f"decode/{key}": value for key, value in _decode(best).items()}
+    found["decode/num_speculative_tokens"] = best.get("num_speculative_tokens")
+    cost = evaluation.get("cost") or {}
+    found["speed/cost_ratio"] = cost.get("cost_ratio")
+    for width, overhead in (cost.get("verify_overhead") or {}).items():
+        found[f"speed/verify_overhead/k{width}"] = overhead
+    numbers = {key: float(value) for key, value in found.items() if isinstance(value, (int, float))}
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}
+
+
+def _speed(row: Mapping[str, Any]) -> dict[str, Any]:
+    speedup = row.get("speedup") or {}
+    return {
+        "speedup": speedup.get("mean"),
+        "speedup_low": speedup.get("low"),
+        "speedup_high": speedup.get("high"),
+        "predicted_speedup": row.get("predicted_speedup"),
+        "tokens_per_second": row.get("tokens_per_second"),
+        "plain_tokens_per_second": row.get("plain_tokens_per_second"),
+    }
+
+
+def _decode(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = {
+        "tokens_per_target_call": (row.get("tokens_per_target_call") or {}).get("mean"),
+        "acceptance_rate": row.get("acceptance_rate"),
+        "prompts": row.get("prompts"),
+    }
+    for kind in ("conditional_acceptance", "unconditional_acceptance"):
+        for position, value in enumerate(row.get(kind) or [], start=1):
+            found[f"{kind}/pos_{position}"] = value
+    return found
+
+
+def candidate_params(
+    recipe: Mapping[str, Any], evaluation: Mapping[str, Any], recipe_name: str
+) -> dict[str, str]:
+    """The facts of a candidate that `compare` prints and by which measurements are grouped."""
+    train, draft = recipe.get("train") or {}, recipe.get("draft") or {}
+    init = draft.get("init") or {}
+    layers = init.get("layers")
+    return {
+        "target": str((recipe.get("target") or {}).get("model", "")),
+        "recipe": recipe_name,
+        "loss": str((train.get("loss") or {}).get("name", "")),
+        "layers": ",".join(str(layer) for layer in layers) if layers else "all",
+        "init": str(init.get("from", init.get("from_", ""))),
+        "vocab_size": str(draft.get("vocab_size") or "full"),
+        "tokens": str(train.get("tokens", "")),
+        "serving": serving_label(evaluation.get("serving") or {}),
+        "machine": machine_label(evaluation.get("machine") or {}),
+        "torch": str((evaluation.get("machine") or {}).get("torch", "")),
+        "commit": str((evaluation.get("machine") or {}).get("commit", "")),
+        "data_digest": str(evaluation.get("data_digest", "")),
+    }

@@ -1,0 +1,59 @@
+"""Random tiny models of several families, for tests of the decoder."""
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 48
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.4,  # wide, so that distributions are far from flat and argmaxes vary
+}
+
+
+def llama(seed: int = 0, **changes: object) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**{**SHAPE, **changes})).eval()
+
+
+def family(name: str) -> PreTrainedModel:
+    """A tiny model of a family, with random weights."""
+    torch.manual_seed(1)
+    if name == "llama":
+        return llama(1)
+    if name == "mistral":
+        return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)).eval()
+    if name == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+    if name == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.4)
+    ).eval()
+
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+
+
+def prompts(count: int, seed: int = 3) -> list[list[int]]:
+    """Ragged random prompts of 1 to 20 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 21, (count,), generator=generator).tolist()
+    return [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in lengths]

@@ -1,0 +1,58 @@
+"""The Makefile: every target stands in `make help`, and what the user types stays one argument."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+def make(*arguments: str) -> str:
+    done = subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def phony() -> set[str]:
+    line = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert line
+    return set(line[1].split())
+
+
+def test_help_lists_every_target_once() -> None:
+    listed = re.findall(r"^  ([a-z]+) +\S", make("help"), re.MULTILINE)
+    assert sorted(listed) == sorted(phony())
+
+
+def test_no_target_prints_help() -> None:
+    assert make() == make("help")
+
+
+@pytest.mark.parametrize("target", sorted(phony() - {"help", "setup"}))
+def test_every_target_needs_the_environment_first(target: str) -> None:
+    plan = make("-n", "-W", "pyproject.toml", target)
+    assert "pip install" in plan
+    assert "pip install" not in make("-n", "-o", ".venv/.installed", target)
+
+
+def test_recipe_and_arguments_reach_the_command() -> None:
+    plan = make("-n", "-o", ".venv/.installed", "distill", "RECIPE=x y; z", "ARGS=--set a.b=c")
+    assert plan.strip() == '.venv/bin/distill run "$RECIPE" --set a.b=c'
+
+
+def test_ui_binds_to_this_machine_only() -> None:
+    plan = make("-n", "-o", ".venv/.installed", "ui")
+    assert "--host 127.0.0.1" in plan and "0.0.0.0" not in plan
+
+
+def test_ci_runs_what_it_must() -> None:
+    ci = ROOT / ".ci" / "run"
+    assert ci.stat().st_mode & 0o111
+    lines = [line for line in ci.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "set -euo pipefail"
+    assert lines[-3:] == ["make lint", "make test", "make distill RECIPE=smoke"]

@@ -1,0 +1,58 @@
+"""The shipped recipes: each validates, is flat and short, and says what it needs."""
+
+import re
+
+import pytest
+import yaml
+
+from distill.recipe import COMMIT, RECIPES, load_recipe, recipe_names
+from distill.recipe_file import RecipeError
+
+NAMES = recipe_names()
+
+
+def test_the_promised_recipes_are_there() -> None:
+    assert {"smollm2-135m", "smollm2-135m-open", "smoke", "llama-1b", "llama-1b-wide"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_validates_and_reads_back_the_same(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    recipe = load_recipe(name)
+    copy = tmp_path_factory.mktemp("copy") / f"{name}.yaml"
+    copy.write_text(recipe.resolved_yaml())
+    assert load_recipe(str(copy)) == recipe
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_a_short_file_with_a_header(name: str) -> None:
+    lines = (RECIPES / f"{name}.yaml").read_text().splitlines()
+    assert 40 <= len(lines) <= 75
+    header = "\n".join(lines[:12])
+    assert all(re.search(rf"^# {word}\b", header, re.MULTILINE) for word in ("Hardware", "Time", "Expected"))
+
+
+@pytest.mark.parametrize("name", ["llama-1b", "llama-1b-wide"])
+def test_hub_recipes_are_pinned_and_sized(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.target.revision == "0e9e39f249a16976918f6564b8830bc894c89659"
+    assert recipe.draft.revision == "9213176726f574b556790deb65791e0c5aa438b6"
+    assert all(COMMIT.search(source.source) for source in recipe.data.prompts)
+    assert recipe.sample.tokens >= 20_000_000
+    assert recipe.estimate is not None and recipe.estimate.gpu_hours > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_key_in_any_section_is_refused(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    values = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    sections = [key for key, value in values.items() if isinstance(value, dict)]
+    for section in sections:
+        values[section]["surprise"] = 1
+    path = tmp_path_factory.mktemp("odd") / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(path))
+    assert {f"{section}.surprise" for section in sections} <= {
+        problem.path for problem in caught.value.problems
+    }
