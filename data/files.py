@@ -55,7 +55,7 @@ def write_json(path: Path, obj: Any) -> None:
 def canonical_hash(obj: Any) -> str:
     """The first 16 hex digits of the sha256 of `obj` as canonical JSON.
 
-    Canonical: sorted keys, no blanks, ASCII, so neither the order of a mapping nor the process changes the hash.
+    Canonical: sorted keys, no blanks, ASCII, so neither the order of a mapping nor the process matters.
     Anything that is not JSON (NaN and mappings with keys other than strings included) is refused.
     """
     _refuse_odd_keys(obj)

@@ -52,7 +52,7 @@ class InitConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    from_: str = Field("target", alias="from")
+    from_: str = Field(default="target", alias="from")
     """`target`, a hub id or path of a family member, or `models:/NAME@ALIAS`."""
     layers: list[int] | None = None
     """Which layers to keep, in order, counted from 0; required for `target`, all where left out otherwise."""
@@ -65,7 +65,7 @@ class DraftConfig(BaseModel):
 
     kind: Literal["model"] = "model"
     init: InitConfig
-    vocab_size: int | None = Field(None, gt=0)
+    vocab_size: int | None = Field(default=None, gt=0)
     """Ids that the draft head covers; the full vocabulary where left out."""
     revision: str | None = None
     """Hub revision of the family member named by `init.from`."""
@@ -137,11 +137,11 @@ def check_prunable(model: PreTrainedModel, name: str) -> None:
 
     inner = getattr(model, "model", None)
     like_llama = (
-        isinstance(getattr(inner, "layers", None), torch.nn.ModuleList)
+        isinstance(inner, torch.nn.Module)
+        and isinstance(getattr(inner, "layers", None), torch.nn.ModuleList)
         and isinstance(getattr(inner, "embed_tokens", None), torch.nn.Embedding)
-        and hasattr(inner, "norm")
         and isinstance(getattr(model, "lm_head", None), torch.nn.Linear)
-        and {name for name, _ in inner.named_children()} <= {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and {name for name, _ in inner.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
     )
     if not like_llama:
         raise UserError(

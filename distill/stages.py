@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,15 +226,29 @@ def _outputs(directory: Path) -> Sequence[Path]:
 
 
 def _drop_damaged(stage: Stage) -> None:
-    # The mark goes first: a crash in between leaves a stage that is not committed, never one that looks
-    # whole.
+    """Delete the damaged files, and the other files of a damaged shard: only together are they made again."""
     manifest = stage.manifest()
     assert manifest is not None
+    # The mark goes first: a crash in between leaves a stage that is not committed, never one that looks
+    # whole.
     (stage.directory / MANIFEST).unlink()
-    for name, entry in manifest["files"].items():
-        path = stage.directory / name
-        if path.is_file() and (path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]):
-            path.unlink()
+    damaged = {
+        name for name, entry in manifest["files"].items() if not _is_whole(stage.directory / name, entry)
+    }
+    shards = {number for name in damaged if (number := _shard_number(name))}
+    for name in manifest["files"]:
+        if name in damaged or _shard_number(name) in shards:
+            (stage.directory / name).unlink(missing_ok=True)
+
+
+def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
+    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_file(path) == entry["sha256"]
+
+
+def _shard_number(name: str) -> str | None:
+    """ "00003" of samples-00003.parquet and signals-00003.safetensors."""
+    found = re.search(r"-(\d{5})\.\w+$", name)
+    return found[1] if found else None
 
 
 def _set_aside(directory: Path) -> Path:

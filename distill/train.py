@@ -42,7 +42,7 @@ class LossConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["forward_kl", "tvd", "lk_hybrid", "cross_entropy"] = "forward_kl"
-    eta: float = Field(3.0, ge=0)
+    eta: float = Field(default=3.0, ge=0)
     """`lk_hybrid` only: how fast the mix moves from forward KL to TVD as acceptance rises."""
 
 
@@ -51,16 +51,16 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    loss: LossConfig = Field(default_factory=LossConfig)
+    loss: LossConfig = LossConfig()
     signal: Literal["hidden", "live"] = "hidden"
     """`hidden`: the target states that sampling kept; `live`: a target forward pass in every step."""
     tokens: int = Field(gt=0)
     """Completion tokens trained on in all; several epochs where the samples hold fewer."""
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0)
     """The highest, reached after the warm-up; decays to 0 on a cosine."""
-    batch_size: int = Field(16, gt=0)
+    batch_size: int = Field(default=16, gt=0)
     """Samples per step and device, before accumulation."""
-    accumulation: int = Field(1, gt=0)
+    accumulation: int = Field(default=1, gt=0)
     """Batches whose gradients make one step. `lk_hybrid` mixes per batch; the other losses do not notice."""
 
 

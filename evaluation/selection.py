@@ -105,15 +105,16 @@ class Decision:
 def open_client(tracking_uri: str) -> MlflowClient:
     """A client bound to `tracking_uri`, registry included, that leaves MLflow's global state alone.
 
-    MLflow's usage reports to its makers are turned off unless the environment says otherwise, and so are
-    its progress bars and the log of a new database's migrations.
+    MLflow's usage reports to its makers are turned off unless the environment says otherwise, and so are its
+    progress bars, its links to a server's pages and the log of a new database's migrations.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for --json
     from mlflow import MlflowClient
 
-    for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.INFO)
+    for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
 
 

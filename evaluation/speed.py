@@ -48,8 +48,9 @@ def race(
     """Decode every group with every decoder, taking turns in rotating order after a warm-up; the timings by name."""
     timings = {name: Timing() for name in decoders}
     names = list(decoders)
+    warm_up = [Request(r.prompt, min(8, r.max_new_tokens), r.seed) for r in groups[0]]
     for name in names:
-        decoders[name].generate([Request(request.prompt, 8, request.seed) for request in groups[0]])
+        decoders[name].generate(warm_up)
     for number, group in enumerate(groups):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
@@ -121,7 +122,7 @@ def measure_costs(
 
     def step(runner: Runner, width: int, argmax: bool) -> Callable[[], Any]:
         ids = torch.full((batch_size, width), 5, device=runner.device)
-        start = torch.full((batch_size,), TYPICAL_POSITION, device=runner.device)
+        start = torch.full((batch_size,), min(TYPICAL_POSITION, runner.length - width), device=runner.device)
 
         def forward() -> Any:
             hidden = runner.forward(ids, start, slice(0, batch_size))

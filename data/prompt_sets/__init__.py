@@ -5,6 +5,7 @@ from data.prompt_sets import (
     classes,
     code,
     config_files,
+    functions,
     json_objects,
     math_problems,
     sql,
@@ -18,6 +19,7 @@ TEMPLATES: tuple[Template, ...] = (
     *json_objects.TEMPLATES,
     *sql.TEMPLATES,
     *classes.TEMPLATES,
+    *functions.TEMPLATES,
     *config_files.TEMPLATES,
     *tables.TEMPLATES,
     *chat.TEMPLATES,
@@ -27,7 +29,7 @@ TEMPLATES: tuple[Template, ...] = (
     *translations.TEMPLATES,
 )
 GROUPS: dict[str, tuple[str, ...]] = {
-    "structured": ("json", "sql", "class", "config", "table"),
+    "structured": ("json", "sql", "class", "function", "config", "table"),
     "open": ("chat", "code", "math", "summarise", "translate"),
 }
 

@@ -4,31 +4,38 @@ from data.prompt_sets import words
 from data.prompt_sets.template import Dice, Fill, Template
 
 _HOBBIES = (
-    "playing the guitar, drawing portraits, cooking, running, learning Spanish, gardening, chess, photography, "
+    "playing the guitar, drawing portraits, cooking, running, learning Spanish, gardening, chess, "
+    "photography, "
     "public speaking, swimming, knitting, writing short stories, baking bread, dancing, woodworking, yoga"
 ).split(", ")
 _PROBLEMS = (
     "I sleep badly, I always arrive late, my desk is a mess, I forget names, I am nervous before exams, "
-    "my plants keep dying, I spend too much money, I cannot focus at work, I eat too much sugar, my back hurts"
+    "my plants keep dying, I spend too much money, I cannot focus at work, I eat too much sugar, my back "
+    "hurts"
 ).split(", ")
 _TOPICS = (
-    "gravity, inflation, photosynthesis, the water cycle, vaccines, electricity, the tides, recycling, black holes, "
-    "democracy, compound interest, earthquakes, batteries, the ozone layer, rainbows, volcanoes, encryption, enzymes, "
+    "gravity, inflation, photosynthesis, the water cycle, vaccines, electricity, the tides, recycling, "
+    "black holes, "
+    "democracy, compound interest, earthquakes, batteries, the ozone layer, rainbows, volcanoes, "
+    "encryption, enzymes, "
     "friction, the stock market, magnetism, evolution"
 ).split(", ")
 _AUDIENCES = (
-    "a child, a teenager, a farmer, my grandmother, a new colleague, a tourist, an artist, a student, a football fan"
+    "a child, a teenager, a farmer, my grandmother, a new colleague, a tourist, an artist, a student, a "
+    "football fan"
 ).split(", ")
 _OCCASIONS = (
     "a birthday party, a rainy weekend, a school project, a family dinner, a first date, a team lunch, "
     "a farewell gift, a picnic, a long train ride, a small balcony, a winter evening, a charity event"
 ).split(", ")
 _HEROES = (
-    "a shy dragon, an old sailor, a lost robot, a brave mouse, a tired baker, a young pilot, two rival chess players, "
+    "a shy dragon, an old sailor, a lost robot, a brave mouse, a tired baker, a young pilot, two rival "
+    "chess players, "
     "a talking fern, a retired spy, a lonely lighthouse keeper, a curious cat, a clumsy wizard"
 ).split(", ")
 _REASONS = (
-    "ask for the new date of, cancel, confirm, move to next week, say thanks for, invite the team to, share the notes of"
+    "ask for the new date of, cancel, confirm, move to next week, say thanks for, invite the team to, "
+    "share the notes of"
 ).split(", ")
 
 
@@ -87,7 +94,8 @@ TEMPLATES = (
         "chat",
         (
             "I have {minutes} minutes a day for {hobby}, but {problem}. Give me {count} short tips.",
-            "My goal is {hobby}. The trouble: {problem}. What should I do with {minutes} minutes a day, in {count} steps?",
+            "My goal is {hobby}. The trouble: {problem}. What should I do with {minutes} minutes a day, "
+            "in {count} steps?",
             "{count} tips please: {hobby}, {minutes} minutes every day, although {problem}.",
         ),
         _advice,

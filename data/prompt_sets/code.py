@@ -3,11 +3,46 @@
 from data.prompt_sets import words
 from data.prompt_sets.template import Dice, Fill, Template
 
-_RESULTS = ("sum", "product", "largest", "smallest", "average", "number", "last", "sorted list", "set", "square of the sum")
-_NUMBERS = ("even numbers", "odd numbers", "positive numbers", "negative numbers", "multiples of {n}", "numbers above {n}",
-            "numbers below {n}", "numbers that end in {n}")  # fmt: skip
-_CHARACTERS = ("vowels", "consonants", "digits", "spaces", "capital letters", "commas", "letters {letter}", "words")
-_STRING_ACTIONS = ("counts the", "removes the", "doubles the", "moves to the front the", "lists the", "replaces by a star the")
+_RESULTS = (
+    "sum",
+    "product",
+    "largest",
+    "smallest",
+    "average",
+    "number",
+    "last",
+    "sorted list",
+    "set",
+    "square of the sum",
+)
+_NUMBERS = (
+    "even numbers",
+    "odd numbers",
+    "positive numbers",
+    "negative numbers",
+    "multiples of {n}",
+    "numbers above {n}",
+    "numbers below {n}",
+    "numbers that end in {n}",
+)
+_CHARACTERS = (
+    "vowels",
+    "consonants",
+    "digits",
+    "spaces",
+    "capital letters",
+    "commas",
+    "letters {letter}",
+    "words",
+)
+_STRING_ACTIONS = (
+    "counts the",
+    "removes the",
+    "doubles the",
+    "moves to the front the",
+    "lists the",
+    "replaces by a star the",
+)
 _LANGUAGES = ("JavaScript", "Java", "Ruby", "Go", "C")
 _TOOLS = ("grep", "sed", "awk", "find", "sort", "cut", "tar", "wc")
 
@@ -24,7 +59,9 @@ def _string_function(dice: Dice) -> Fill:
     return {
         "action": dice.one(_STRING_ACTIONS),
         "characters": dice.one(_CHARACTERS).format(letter=dice.one("aeiost")),
-        "text": dice.one(("a string", "a sentence", "a file name", "every line of a text", "a list of strings")),
+        "text": dice.one(
+            ("a string", "a sentence", "a file name", "every line of a text", "a list of strings")
+        ),
     }
 
 
@@ -42,7 +79,9 @@ def _record_function(dice: Dice) -> Fill:
 
 def _loop(dice: Dice) -> Fill:
     step, start = dice.between(1, 5), dice.between(0, 9)
-    body = dice.one(("total += i", "total += i * i", "total -= i", "total *= 2", "print(i)", "total = i - total"))
+    body = dice.one(
+        ("total += i", "total += i * i", "total -= i", "total *= 2", "print(i)", "total = i - total")
+    )
     line = f"for i in range({start}, {start + dice.between(3, 9) * step}, {step}): {body}"
     return {"line": line}
 
@@ -85,8 +124,10 @@ TEMPLATES = (
         "code_record_function",
         "code",
         (
-            "Write a Python function that {action} the {number} of a list of {many} (dicts with {label} and {number}).",
-            "Given {many} as dicts with {label} and {number}, write a Python function that {action} the {number}. Code only.",
+            "Write a Python function that {action} the {number} of a list of {many} (dicts with {label} "
+            "and {number}).",
+            "Given {many} as dicts with {label} and {number}, write a Python function that {action} the "
+            "{number}. Code only.",
         ),
         _record_function,
     ),
@@ -103,7 +144,8 @@ TEMPLATES = (
         "code_other_language",
         "code",
         (
-            "Write a {language} function that returns the {result} of the {numbers} in an array (from a {holder}).",
+            "Write a {language} function that returns the {result} of the {numbers} in an array (from a "
+            "{holder}).",
             "{language} code only: the {result} of all {numbers} of a {holder}.",
         ),
         _other_language,
@@ -113,8 +155,10 @@ TEMPLATES = (
         "code_shell",
         "code",
         (
-            "Which shell command with {tool} handles the .{kind} files in {place} that contain the word {word}?",
-            "Give me one line of bash with {tool} for {kind} files under {place} and the word {word}, and say what it does.",
+            "Which shell command with {tool} handles the .{kind} files in {place} that contain the word "
+            "{word}?",
+            "Give me one line of bash with {tool} for {kind} files under {place} and the word {word}, "
+            "and say what it does.",
         ),
         _shell,
         held_out=True,

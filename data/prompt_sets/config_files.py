@@ -1,10 +1,16 @@
-"""Prompts whose answer is a configuration file."""
+"""Prompts whose answer is a record in a plain text format: YAML, XML, INI, lists and tables."""
 
 from data.prompt_sets import words
 from data.prompt_sets.template import Dice, Fill, Template
 
 
-def _values(dice: Dice, count: int) -> list[str]:
+def _record(dice: Dice) -> Fill:
+    name, fields = words.entity(dice, 2, 4)
+    mark = dice.one((": ", " = ", " "))
+    return {"entity": name.lower(), "pairs": ", ".join(f"{f.name}{mark}{f.value(dice)}" for f in fields)}
+
+
+def _settings(dice: Dice) -> Fill:
     pairs = (
         ("port", str(dice.between(1024, 9999))),
         ("host", dice.one(words.HOSTS)),
@@ -12,113 +18,61 @@ def _values(dice: Dice, count: int) -> list[str]:
         ("timeout", str(dice.between(2, 90))),
         ("retries", str(dice.between(1, 9))),
         ("workers", str(dice.between(1, 32))),
-        ("region", dice.one(words.CITIES).lower()),
+        ("region", dice.one(words.CITIES)),
         ("log_level", dice.one(("debug", "info", "warning", "error"))),
         ("cache_size", str(dice.between(2, 512))),
-        ("user", words.first_name(dice).lower()),
+        ("user", words.first_name(dice)),
     )
     mark = dice.one((" ", " = ", ": "))
-    return [f"{key}{mark}{value}" for key, value in dice.some(pairs, count)]
-
-
-def _one_service(dice: Dice) -> Fill:
-    return {"service": dice.one(words.SERVICES), "values": ", ".join(_values(dice, dice.between(4, 6)))}
-
-
-def _two_sections(dice: Dice) -> Fill:
-    first, second = dice.some(words.SERVICES, 2)
-    return {
-        "first": first,
-        "second": second,
-        "first_values": words.listed(_values(dice, dice.between(2, 3))),
-        "second_values": words.listed(_values(dice, dice.between(2, 3))),
-    }
-
-
-def _record(dice: Dice) -> Fill:
-    name, fields = words.entity(dice, 3, 5)
-    return {"entity": name.lower(), "pairs": ", ".join(f"{f.name} {f.value(dice)}" for f in fields)}
-
-
-def _container(dice: Dice) -> Fill:
-    return {
-        "service": dice.one(words.SERVICES),
-        "image": dice.one(("nginx", "redis", "postgres", "python", "node", "mysql")),
-        "port": str(dice.between(1024, 9999)),
-        "key": dice.one(("MODE", "LEVEL", "REGION", "OWNER")),
-        "value": dice.one(words.HOSTS),
-    }
+    values = [f"{key}{mark}{value}" for key, value in dice.some(pairs, dice.between(3, 4))]
+    return {"service": dice.one(words.SERVICES), "values": ", ".join(values)}
 
 
 TEMPLATES = (
     Template(
-        "yaml_service",
-        "config",
-        (
-            "Write a YAML file for the service {service} with {values}. Only the YAML.",
-            "YAML config of {service}: {values}. Only the YAML.",
-            "Only YAML: settings for {service}, namely {values}.",
-        ),
-        _one_service,
-    ),
-    Template(
         "yaml_record",
         "config",
         (
-            "Write this {entity} as YAML: {pairs}. Only the YAML.",
-            "{pairs}\nThe {entity} above in YAML, nothing else.",
-            "Only YAML: a {entity} with {pairs}.",
+            "Convert this {entity} to YAML: {pairs}.",
+            "Convert the following {entity} to YAML format: {pairs}.",
+            "Convert to YAML: a {entity} with {pairs}.",
+            "Convert this {entity} to YAML. {pairs}",
         ),
         _record,
     ),
     Template(
-        "ini_sections",
+        "yaml_settings",
         "config",
         (
-            "Write an INI file with a section {first} ({first_values}) and a section {second} ({second_values}). Only the file.",
-            "INI file, sections [{first}] and [{second}]. {first}: {first_values}. {second}: {second_values}. Only the file.",
-            "Only the INI text: [{first}] has {first_values}; [{second}] has {second_values}.",
+            "Convert the settings of {service} to YAML: {values}",
+            "Convert the settings of the {service} service to YAML: {values}.",
         ),
-        _two_sections,
+        _settings,
     ),
     Template(
-        "toml_sections",
+        "query_string",
         "config",
         (
-            "Write a TOML file with a table {first} ({first_values}) and a table {second} ({second_values}). Only the TOML.",
-            "Only TOML: [{first}] with {first_values}, [{second}] with {second_values}.",
-            "TOML config. {first}: {first_values}. {second}: {second_values}. No explanation.",
+            "Convert this {entity} to a URL query string: {pairs}.",
+            "Convert the following {entity} to a URL query string: {pairs}.",
         ),
-        _two_sections,
+        _record,
     ),
     Template(
-        "env_file",
+        "environment_variables",
         "config",
         (
-            "Write a .env file for {service} with {values}. Only the file.",
-            "Environment variables in a .env file for {service}: {values}. Only the lines.",
-            "Only the .env lines, upper case names, for {service}: {values}.",
+            "Convert the settings of {service} to environment variables: {values}.",
+            "Write the environment variables of {service}: {values}. Only the variables.",
         ),
-        _one_service,
-    ),
-    Template(
-        "docker_compose",
-        "config",
-        (
-            "Write a docker-compose.yml with a service {service}, image {image}, port {port} and {key}={value}. Only the YAML.",
-            "Only YAML: docker compose for {service} ({image}), port {port}, environment {key}={value}.",
-        ),
-        _container,
+        _settings,
         held_out=True,
     ),
     Template(
-        "java_properties",
+        "xml_record",
         "config",
-        (
-            "Write a Java properties file with the prefix {service} for {values}. Only the file.",
-            "application.properties, every key starting with {service}.: {values}. Only the lines.",
-        ),
-        _one_service,
+        ("Convert this {entity} to XML: {pairs}.", "Convert to XML: a {entity} with {pairs}."),
+        _record,
         held_out=True,
     ),
 )

@@ -1,103 +1,149 @@
-"""Prompts whose answer is JSON."""
+"""Prompts whose answer is JSON: mostly a sentence from which a few keys are to be taken."""
+
+from collections.abc import Callable, Sequence
 
 from data.prompt_sets import words
 from data.prompt_sets.template import Dice, Fill, Template
 
+_WRITE = "{text}. Write a JSON object with {keys}."
+_WRITE_FOR = "{text}. Write a JSON object with {keys} for this {kind}."
+_DESCRIBE = "Write a JSON object that describes a {kind} with {keys}. {text}. Only the JSON."
+_EXTRACT = "{text}. Extract {keys} in JSON format."
+_ASK = "{text}. What are the {keys}? Answer in JSON."
+
+
+def _sentence(
+    kind: str, forms: Sequence[str], throw: Callable[[Dice], dict[str, str]]
+) -> Callable[[Dice], Fill]:
+    """A fill of a sentence that holds all values of `throw` and a choice of two or more of its keys."""
+
+    def fill(dice: Dice) -> Fill:
+        values = throw(dice)
+        keys = dice.some(tuple(values), dice.between(min(3, len(values)), len(values)))
+        return {"kind": kind, "text": dice.one(forms).format(**values), "keys": words.listed(keys)}
+
+    return fill
+
+
+_person = _sentence(
+    "person",
+    (
+        "{name} is {age} years old, lives in {city} and works as a {job}",
+        "{name}, {age}, is a {job} in {city}",
+        "My friend {name} is a {age} year old {job} from {city}",
+    ),
+    lambda dice: {
+        "name": words.person(dice),
+        "age": str(dice.between(18, 80)),
+        "city": dice.one(words.CITIES),
+        "job": dice.one(words.JOBS),
+    },
+)
+_product = _sentence(
+    "product",
+    (
+        "The {color} {name} made of {material} costs {price} dollars",
+        "We sell a {name} in {color}, made of {material}, for {price} dollars",
+        "A {material} {name} ({color}) is {price} dollars",
+    ),
+    lambda dice: {
+        "name": dice.one(words.PRODUCTS),
+        "color": dice.one(words.COLORS),
+        "price": str(dice.between(3, 90)),
+        "material": dice.one(words.MATERIALS),
+    },
+)
+_order = _sentence(
+    "order",
+    (
+        "{customer} orders {product}, {quantity} pieces at {price} dollars each",
+        "{customer} wants {quantity} of the product {product} for {price} dollars",
+        "Please send {customer} {quantity} pieces of {product}, {price} dollars each",
+    ),
+    lambda dice: {
+        "customer": words.person(dice),
+        "product": dice.one(words.PRODUCTS),
+        "quantity": str(dice.between(2, 12)),
+        "price": str(dice.between(3, 90)),
+    },
+)
+_trip = _sentence(
+    "trip",
+    (
+        "{traveler} flies from {start} to {end} on {day}",
+        "On {day}, {traveler} takes the train from {start} to {end}",
+        "{traveler} leaves {start} on {day} and goes to {end}",
+    ),
+    lambda dice: {
+        "traveler": words.person(dice),
+        **dict(zip(("start", "end"), dice.some(words.CITIES, 2), strict=True)),
+        "day": dice.one(words.DAYS),
+    },
+)
+_movie = _sentence(
+    "movie",
+    (
+        "{title} is a {genre} of {year} by {director}",
+        "In {year}, {director} made the {genre} {title}",
+        "The {genre} {title} ({year}) was directed by {director}",
+    ),
+    lambda dice: {
+        "title": dice.one(words.TITLES),
+        "director": words.person(dice),
+        "year": str(dice.between(1960, 2024)),
+        "genre": dice.one(words.GENRES),
+    },
+)
+_server = _sentence(
+    "server",
+    (
+        "The server {host} in {region} has {memory} GB of memory and listens on port {port}",
+        "{host} runs in {region} on port {port} with {memory} GB",
+        "Host {host}, port {port}, {memory} GB, region {region}",
+    ),
+    lambda dice: {
+        "host": dice.one(words.HOSTS),
+        "port": str(dice.between(1000, 9999)),
+        "memory": str(dice.between(2, 64)),
+        "region": dice.one(words.CITIES),
+    },
+)
+_event = _sentence(
+    "event",
+    (
+        "The {title} takes place in {city} on {day} at {time}",
+        "On {day} at {time} we hold the {title} in {city}",
+        "{city} hosts the {title} on {day}, {time}",
+    ),
+    lambda dice: {
+        "title": dice.one(words.EVENTS),
+        "city": dice.one(words.CITIES),
+        "day": dice.one(words.DAYS),
+        "time": f"{dice.between(8, 20)}:{dice.one(('00', '30'))}",
+    },
+)
+
 
 def _pairs(dice: Dice) -> Fill:
-    name, fields = words.entity(dice, 3, 5)
-    mark = dice.one((": ", " = ", " is "))
+    name, fields = words.entity(dice, 2, 4)
+    mark = dice.one((": ", " = ", " "))
     return {"entity": name.lower(), "pairs": ", ".join(f"{f.name}{mark}{f.value(dice)}" for f in fields)}
 
 
-def _person(dice: Dice) -> Fill:
-    who = words.person(dice)
-    age, city, job = dice.between(18, 80), dice.one(words.CITIES), dice.one(words.JOBS)
-    text = dice.one(
-        (
-            f"{who} is {age} years old, lives in {city} and works as a {job}",
-            f"{who}, a {job} from {city}, turned {age} last week",
-            f"The {job} {who} ({age}) moved to {city}",
-            f"In {city} we met {who}, who is {age} and a {job}",
-        )
+def _people(dice: Dice) -> Fill:
+    names = dice.some(words.FIRST_NAMES, dice.between(2, 3))
+    measure, low, high = dice.one(
+        (("score", 10, 99), ("age", 18, 80), ("points", 1, 60), ("salary", 2000, 7000))
     )
-    keys = dice.some(("name", "age", "city", "job"), 4)
-    return {"text": text, "keys": words.listed(keys)}
-
-
-def _order(dice: Dice) -> Fill:
-    products = dice.some(words.PRODUCTS, dice.between(2, 3))
-    items = [f"{dice.between(1, 12)} x {p} at {dice.between(2, 90)}.{dice.one(('00', '50', '90'))}" for p in products]
-    return {"who": words.person(dice), "items": words.listed(items), "list": dice.one(("items", "lines", "products"))}
-
-
-def _event(dice: Dice) -> Fill:
-    what, where = dice.one(words.EVENTS), dice.one(words.CITIES)
-    day = f"{dice.between(1, 28)} {dice.one(words.MONTHS)} {dice.between(2023, 2026)}"
-    hour = f"{dice.between(8, 20)}:{dice.one(('00', '15', '30', '45'))}"
-    text = dice.one(
-        (
-            f"the {what} takes place in {where} on {day} at {hour}",
-            f"on {day} we hold the {what} in {where}, starting at {hour}",
-            f"{where} hosts the {what}; it begins at {hour} on {day}",
-        )
-    )
-    return {"text": text, "keys": words.listed(dice.some(("title", "city", "date", "time"), 4))}
-
-
-def _log(dice: Dice) -> Fill:
-    level = dice.one(("ERROR", "WARN", "INFO", "DEBUG"))
-    text = dice.one(("timeout after {n} ms", "user {n} logged in", "disk {n} percent full", "job {n} finished", "retry {n}"))
-    line = f"{words.date(dice)} {level} {dice.one(words.SERVICES)}: {text.format(n=dice.between(2, 99))}"
-    return {"line": line}
-
-
-def _people_list(dice: Dice) -> Fill:
-    names = [words.first_name(dice) for _ in range(dice.between(3, 4))]
-    measure, low, high = dice.one((("score", 10, 99), ("age", 18, 80), ("points", 1, 60), ("salary", 2000, 7000)))
     return {
-        "rows": words.listed([f"{name} {dice.between(low, high)}" for name in dict.fromkeys(names)]),
+        "rows": words.listed([f"{name} ({dice.between(low, high)})" for name in names]),
         "measure": measure,
     }
 
 
-def _nested(dice: Dice) -> Fill:
-    outer, inner = dice.some(list(words.ENTITIES), 2)
-    first = dice.some(words.ENTITIES[outer], 2)
-    second = dice.some(words.ENTITIES[inner], dice.between(2, 3))
-    return {
-        "outer": outer.lower(),
-        "inner": inner.lower(),
-        "first": words.listed([f"{f.name} {f.value(dice)}" for f in first]),
-        "second": words.listed([f"{f.name} {f.value(dice)}" for f in second]),
-    }
-
-
-def _settings(dice: Dice) -> Fill:
-    values = [
-        f"port {dice.between(1024, 9999)}",
-        f"host {dice.one(words.HOSTS)}",
-        f"debug {dice.one(('on', 'off'))}",
-        f"timeout {dice.between(2, 90)}",
-        f"retries {dice.between(1, 9)}",
-        f"region {dice.one(words.CITIES)}",
-        f"theme {dice.one(words.COLORS)}",
-        f"language {dice.one(words.LANGUAGES)}",
-    ]
-    return {"service": dice.one(words.SERVICES), "values": words.listed(dice.some(values, dice.between(3, 5)))}
-
-
-def _inventory(dice: Dice) -> Fill:
-    fruits = dice.some(words.FRUITS, dice.between(3, 5))
-    return {
-        "place": dice.one(words.ROOMS),
-        "stock": words.listed([f"{dice.between(2, 90)} {fruit}" for fruit in fruits]),
-    }
-
-
 def _csv_rows(dice: Dice) -> Fill:
-    _, fields = words.entity(dice, 3, 3)
-    rows = [",".join(f.value(dice) for f in fields) for _ in range(dice.between(2, 3))]
+    _, fields = words.entity(dice, 2, 3)
+    rows = [",".join(f.value(dice) for f in fields) for _ in range(2)]
     return {"csv": "\n".join([",".join(f.name for f in fields), *rows])}
 
 
@@ -109,107 +155,48 @@ def _schema(dice: Dice) -> Fill:
 
 TEMPLATES = (
     Template(
+        "json_person",
+        "json",
+        (
+            _WRITE,
+            _EXTRACT,
+            _ASK,
+            "Read the text and give {keys} as JSON. {text}.",
+            "Create a JSON object with the fields {keys} for this {kind}: {text}.",
+        ),
+        _person,
+    ),
+    Template("json_product", "json", (_DESCRIBE, _WRITE, _WRITE_FOR, _EXTRACT), _product),
+    Template("json_order", "json", (_DESCRIBE, _ASK, _WRITE_FOR), _order),
+    Template("json_trip", "json", (_WRITE, _ASK), _trip),
+    Template("json_movie", "json", (_DESCRIBE, _ASK, _WRITE), _movie),
+    Template("json_server", "json", (_WRITE, _ASK, _WRITE_FOR), _server),
+    Template("json_event", "json", (_WRITE_FOR, _WRITE, _DESCRIBE, _EXTRACT), _event),
+    Template(
         "json_pairs",
         "json",
         (
-            "Write this {entity} as a JSON object. Only the JSON.\n{pairs}",
-            "Convert to JSON ({entity}): {pairs}. Only the JSON.",
-            "Give me a JSON object for a {entity} with {pairs}. Output JSON only.",
-            "{pairs}\nTurn the {entity} above into one JSON object, no explanation.",
+            "Write a JSON object that describes a {entity}: {pairs}. Only the JSON.",
+            "Write a JSON object for a {entity}: {pairs}. Only the JSON, please.",
+            "Here is a {entity}: {pairs}. Write it in JSON format.",
         ),
         _pairs,
     ),
     Template(
-        "json_person",
+        "json_people",
         "json",
         (
-            "Extract {keys} as a JSON object. Only the JSON.\n{text}.",
-            "{text}. Return JSON with the keys {keys}, nothing else.",
-            "Text: {text}.\nWrite a JSON object with {keys} from the text. Only the JSON.",
-            "Fill a JSON object with {keys} from this sentence: {text}. JSON only.",
+            "Write a JSON array of people with name and {measure}: {rows}. Only the JSON.",
+            "Write a JSON object that maps each name to its {measure}: {rows}.",
+            "Write a JSON list of people with name and {measure}: {rows}.",
+            "Write a JSON object with the {measure} of each person: {rows}. Only the JSON.",
         ),
-        _person,
-    ),
-    Template(
-        "json_order",
-        "json",
-        (
-            "Write this order as JSON with customer and {list} (name, quantity, price). Only the JSON.\n{who} buys {items}.",
-            "{who} ordered {items}. Return the order as JSON with customer and a list {list}. Only the JSON.",
-            "Order of {who}: {items}. As JSON with the keys customer and {list}, no text around it.",
-            "Make JSON from this order, keys customer and {list}: {items}, for {who}. JSON only.",
-        ),
-        _order,
-    ),
-    Template(
-        "json_event",
-        "json",
-        (
-            "Turn this into a JSON object with {keys}: {text}. Only the JSON.",
-            "Note: {text}. Give the JSON with {keys}, nothing else.",
-            "Extract {keys} as JSON from: {text}. JSON only.",
-            "Calendar entry as JSON ({keys}) for this message: {text}. Only the JSON.",
-        ),
-        _event,
-    ),
-    Template(
-        "json_log",
-        "json",
-        (
-            "Parse this log line into a JSON object with date, level, service and message. Only the JSON.\n{line}",
-            "{line}\nAs JSON with the keys date, level, service, message. Only the JSON.",
-            "Log line: {line}\nReturn JSON (date, level, service, message), nothing else.",
-        ),
-        _log,
-    ),
-    Template(
-        "json_people_list",
-        "json",
-        (
-            "Write a JSON array of objects with name and {measure} for {rows}. Only the JSON.",
-            "{rows}: as a JSON list with name and {measure} for each. Only the JSON.",
-            "Each person has a {measure}: {rows}. Return a JSON array of objects, nothing else.",
-            "Make a JSON array (keys name, {measure}) from: {rows}. JSON only.",
-        ),
-        _people_list,
-    ),
-    Template(
-        "json_nested",
-        "json",
-        (
-            "Write a JSON object for a {outer} with {first} and a nested object {inner} with {second}. Only the JSON.",
-            "JSON only: a {outer} ({first}) that contains a {inner} ({second}).",
-            "A {outer} has {first}. Its {inner} has {second}. Write it as nested JSON, nothing else.",
-        ),
-        _nested,
-    ),
-    Template(
-        "json_settings",
-        "json",
-        (
-            "Write a JSON settings file for the {service} service: {values}. Only the JSON.",
-            "Settings of {service}: {values}. Return them as one JSON object, nothing else.",
-            "Create config.json for {service} with {values}. Only the JSON.",
-        ),
-        _settings,
-    ),
-    Template(
-        "json_inventory",
-        "json",
-        (
-            "In the {place} there are {stock}. Write the counts as a JSON object. Only the JSON.",
-            "Stock of the {place}: {stock}. As JSON, item to count, nothing else.",
-            "Return a JSON object that maps each item to its count. {place}: {stock}. JSON only.",
-        ),
-        _inventory,
+        _people,
     ),
     Template(
         "json_from_csv",
         "json",
-        (
-            "Convert these CSV rows to a JSON array. Only the JSON.\n{csv}",
-            "{csv}\nRewrite the CSV above as JSON objects in an array, nothing else.",
-        ),
+        ("Convert this CSV to JSON:\n{csv}", "Convert this CSV to JSON. Only the JSON.\n{csv}"),
         _csv_rows,
         held_out=True,
     ),
@@ -217,8 +204,8 @@ TEMPLATES = (
         "json_schema",
         "json",
         (
-            "Write a JSON Schema for a {entity} with {fields}. Only the JSON.",
-            "JSON Schema (type object, properties, required) for a {entity}: {fields}. Only the schema.",
+            "Define the JSON schema of a {entity} with the properties {fields}. Only the JSON.",
+            "Define the JSON schema of a {entity} with the properties {fields}.",
         ),
         _schema,
         held_out=True,

@@ -63,7 +63,8 @@ TEMPLATES = (
         "math",
         (
             "{who} buys {first} and {second}. How much change does {who} get from {note} dollars?",
-            "A shopping bill: {first}, {second}. {who} pays with {note} dollars. What is left? Show the steps.",
+            "A shopping bill: {first}, {second}. {who} pays with {note} dollars. What is left? Show the "
+            "steps.",
             "{who} has {note} dollars and takes {first} and {second}. Work out what remains.",
         ),
         _shopping,
@@ -72,9 +73,12 @@ TEMPLATES = (
         "math_travel",
         "math",
         (
-            "A train from {start} to {end} drives {hours} hours at {speed} km/h, then {rest} km more. How far is that?",
-            "From {start} to {end}: {hours} hours at {speed} km/h plus {rest} km. What is the total distance?",
-            "I drove {hours} hours at {speed} km/h from {start} and had {rest} km left to {end}. How long is the way?",
+            "A train from {start} to {end} drives {hours} hours at {speed} km/h, then {rest} km more. "
+            "How far is that?",
+            "From {start} to {end}: {hours} hours at {speed} km/h plus {rest} km. What is the total "
+            "distance?",
+            "I drove {hours} hours at {speed} km/h from {start} and had {rest} km left to {end}. How "
+            "long is the way?",
         ),
         _travel,
     ),
@@ -93,7 +97,8 @@ TEMPLATES = (
         "math",
         (
             "{first} is {age}. {last} is {gap} years older. How old are they together in {years} years?",
-            "{last} is {gap} years older than {first}, who is {age}. What is the sum of their ages after {years} years?",
+            "{last} is {gap} years older than {first}, who is {age}. What is the sum of their ages after "
+            "{years} years?",
             "In {years} years, how old will {first} (now {age}) and {last} ({gap} years older) be?",
         ),
         _ages,
@@ -102,8 +107,10 @@ TEMPLATES = (
         "math_area",
         "math",
         (
-            "The {room} is {length} m long and {width} m wide. What does a floor at {cost} dollars per square metre cost?",
-            "Floor for the {room}: {length} m by {width} m, {cost} dollars per square metre. What is the price?",
+            "The {room} is {length} m long and {width} m wide. What does a floor at {cost} dollars per "
+            "square metre cost?",
+            "Floor for the {room}: {length} m by {width} m, {cost} dollars per square metre. What is the "
+            "price?",
         ),
         _area,
         held_out=True,

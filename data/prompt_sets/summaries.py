@@ -38,22 +38,39 @@ def _news(dice: Dice) -> Fill:
     return {"text": ". ".join(sentences) + "."}
 
 
+_ACTIONS = (
+    "writes the report",
+    "books the room",
+    "calls the client",
+    "checks the budget",
+    "orders lunch",
+    "fixes the printer",
+    "sends the invitations",
+    "updates the website",
+    "trains the new colleague",
+)
+
+
 def _meeting(dice: Dice) -> Fill:
-    names = [words.first_name(dice) for _ in range(3)]
-    tasks = dice.some(
-        ("writes the report", "books the room", "calls the client", "checks the budget", "orders lunch", "fixes the printer",
-         "sends the invitations", "updates the website", "trains the new colleague"), 3
-    )  # fmt: skip
-    text = f"{names[0]} {tasks[0]} by {dice.one(words.DAYS)}. {names[1]} {tasks[1]}. {names[2]} {tasks[2]} in {dice.one(words.MONTHS)}."
+    first, second, third = dice.some(words.FIRST_NAMES, 3)
+    actions = dice.some(_ACTIONS, 3)
+    text = (
+        f"{first} {actions[0]} by {dice.one(words.DAYS)}. {second} {actions[1]}. "
+        f"{third} {actions[2]} in {dice.one(words.MONTHS)}."
+    )
     return {"event": dice.one(words.EVENTS), "text": text}
 
 
 def _review(dice: Dice) -> Fill:
-    good, bad = dice.some(("food", "service", "view", "price", "music", "staff", "location", "menu", "parking"), 2)
+    good, bad = dice.some(
+        ("food", "service", "view", "price", "music", "staff", "location", "menu", "parking"), 2
+    )
     text = (
-        f"We visited {dice.one(words.COMPANIES)} in {dice.one(words.CITIES)} on {dice.one(words.DAYS)}. The {good} was "
+        f"We visited {dice.one(words.COMPANIES)} in {dice.one(words.CITIES)} on {dice.one(words.DAYS)}. "
+        f"The {good} was "
         f"{dice.one(('great', 'lovely', 'better than expected'))}, but the {bad} was "
-        f"{dice.one(('poor', 'a disappointment', 'worse than last time'))}. I liked the {dice.one(words.DISHES)} most."
+        f"{dice.one(('poor', 'a disappointment', 'worse than last time'))}. I liked the "
+        f"{dice.one(words.DISHES)} most."
     )
     return {"text": text}
 

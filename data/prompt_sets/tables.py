@@ -1,4 +1,4 @@
-"""Prompts whose answer is a table or markup."""
+"""Prompts whose answer is a list, a table or a style, in HTML, Markdown or CSS."""
 
 from data.prompt_sets import words
 from data.prompt_sets.template import Dice, Fill, Template
@@ -6,28 +6,30 @@ from data.prompt_sets.template import Dice, Fill, Template
 
 def _rows(dice: Dice) -> Fill:
     name = dice.one(tuple(words.ENTITIES))
-    fields = dice.some(words.ENTITIES[name], dice.between(2, 3))
+    fields = dice.some(words.ENTITIES[name], 2)
     rows = [", ".join(f.value(dice) for f in fields) for _ in range(dice.between(2, 3))]
     return {
         "entity": words.plural(name),
-        "columns": ", ".join(f.name for f in fields),
-        "rows": dice.one(("; ", " / ", "\n")).join(rows),
+        "columns": " and ".join(f.name for f in fields),
+        "rows": "; ".join(rows),
     }
 
 
 def _items(dice: Dice) -> Fill:
-    pool = dice.one((words.FRUITS, words.CITIES, words.PRODUCTS, words.SPORTS, words.DISHES, words.JOBS, words.SUBJECTS))
-    return {"items": words.listed(dice.some(pool, dice.between(3, 6))), "tag": dice.one(("ul", "ol"))}
+    pools = (
+        words.FRUITS,
+        words.CITIES,
+        words.PRODUCTS,
+        words.SPORTS,
+        words.DISHES,
+        words.JOBS,
+        words.SUBJECTS,
+    )
+    return {"items": words.listed(dice.some(dice.one(pools), dice.between(3, 6)))}
 
 
-def _form(dice: Dice) -> Fill:
-    name, fields = words.entity(dice, 2, 3)
-    return {"entity": name.lower(), "fields": words.listed([f.name for f in fields])}
-
-
-def _links(dice: Dice) -> Fill:
-    pages = dice.some([*words.SERVICES, *(name.lower() for name in words.ENTITIES)], dice.between(3, 4))
-    return {"pages": words.listed(pages)}
+def _tagged_items(dice: Dice) -> Fill:
+    return {**_items(dice), "tag": dice.one(("ul", "ol", "unordered list", "ordered list"))}
 
 
 def _record(dice: Dice) -> Fill:
@@ -47,68 +49,56 @@ def _style(dice: Dice) -> Fill:
     )
     return {
         "name": dice.one((*words.SERVICES, "card", "menu", "button", "header", "footer", "banner")),
-        "rules": words.listed(dice.some(rules, dice.between(3, 5))),
+        "rules": words.listed(dice.some(rules, dice.between(2, 4))),
     }
 
 
 TEMPLATES = (
     Template(
-        "csv_table",
+        "html_list",
         "table",
         (
-            "Write a CSV of {entity} with the header {columns} and these rows: {rows}. Only the CSV.",
-            "Only CSV, columns {columns}: {rows}.",
-            "{entity} as CSV (header {columns}): {rows}. Nothing else.",
+            "Create an HTML {tag} with the items {items}. Code only.",
+            "Create an HTML {tag} of {items}. Code only.",
+            "Create an HTML {tag} with {items}. Code only.",
         ),
-        _rows,
+        _tagged_items,
+    ),
+    Template(
+        "markdown_list",
+        "table",
+        (
+            "Write a Markdown list of {items}.",
+            "Convert to a Markdown list: {items}.",
+            "Write a numbered Markdown list of {items}.",
+        ),
+        _items,
     ),
     Template(
         "markdown_table",
         "table",
         (
-            "Write a Markdown table with the columns {columns} and these rows: {rows}. Only the table.",
-            "Markdown table of {entity}, columns {columns}: {rows}. Only the table.",
-            "Only a Markdown table ({columns}): {rows}.",
+            "Convert the {entity} to a Markdown table ({columns}): {rows}",
+            "Write a Markdown table of {entity} with {columns}: {rows}. Only the table.",
         ),
         _rows,
     ),
     Template(
-        "html_list",
+        "html_record",
         "table",
         (
-            "Write an HTML {tag} list of {items}. Only the HTML.",
-            "Only HTML: a <{tag}> with {items}.",
-            "HTML code for a {tag} list with the items {items}, nothing else.",
+            "Create an HTML {entity} card with {pairs}. Only the HTML.",
+            "Convert this {entity} to an HTML list: {pairs}.",
         ),
-        _items,
-    ),
-    Template(
-        "html_form",
-        "table",
-        (
-            "Write an HTML form for a {entity} with inputs for {fields}. Only the HTML.",
-            "Only HTML: a form ({entity}) with {fields} and a submit button.",
-            "HTML form with the fields {fields} for a new {entity}. No explanation.",
-        ),
-        _form,
-    ),
-    Template(
-        "html_navigation",
-        "table",
-        (
-            "Write an HTML nav with links to {pages}. Only the HTML.",
-            "Only HTML: a navigation bar that links to {pages}.",
-            "HTML <nav> for the pages {pages}, nothing else.",
-        ),
-        _links,
+        _record,
     ),
     Template(
         "css_rule",
         "table",
         (
-            "Write a CSS rule for .{name} with {rules}. Only the CSS.",
-            "Only CSS: class {name}, {rules}.",
-            "CSS for .{name}: {rules}. No explanation.",
+            "Create a CSS rule for .{name} with {rules}. Only the CSS.",
+            "Create a CSS rule for .{name}: {rules}.",
+            "Create a CSS class {name} with {rules}.",
         ),
         _style,
     ),
@@ -116,20 +106,10 @@ TEMPLATES = (
         "html_table",
         "table",
         (
-            "Write an HTML table with the columns {columns} and these rows: {rows}. Only the HTML.",
-            "Only HTML: a table of {entity} ({columns}): {rows}.",
+            "Convert these {entity} to an HTML table with the header {columns}: {rows}",
+            "Create an HTML table of {entity} with {columns}: {rows}. Code only.",
         ),
         _rows,
-        held_out=True,
-    ),
-    Template(
-        "xml_record",
-        "table",
-        (
-            "Write this {entity} as XML: {pairs}. Only the XML.",
-            "Only XML: a {entity} element with {pairs}.",
-        ),
-        _record,
         held_out=True,
     ),
 )

@@ -1,8 +1,8 @@
 """What a prompt template is, and the dice that fill it.
 
-A template is a task's wording in several phrasings and a function that throws a *fill*: the content, as a mapping of
-the placeholders in the phrasings. Two prompts of one template always differ in their content, not just in their
-phrasing, so that a test prompt's answer is never the answer of a training prompt in other words.
+A template is a task's wording in several phrasings and a function that throws a *fill*: the content, as a
+mapping of the placeholders in the phrasings. Two prompts of one template always differ in their content, not
+just in their phrasing, so that a test prompt's answer is never that of a training prompt in other words.
 """
 
 import random

@@ -46,7 +46,10 @@ def _sentence(dice: Dice, forms: tuple[str, ...]) -> str:
 
 
 def _everyday(dice: Dice) -> Fill:
-    return {"text": _sentence(dice, _EVERYDAY), "language": dice.one(("French", "Spanish", "German", "Italian"))}
+    return {
+        "text": _sentence(dice, _EVERYDAY),
+        "language": dice.one(("French", "Spanish", "German", "Italian")),
+    }
 
 
 def _work(dice: Dice) -> Fill:

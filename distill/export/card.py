@@ -26,7 +26,7 @@ def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str
         "tags: [speculative-decoding, draft-model]",
         "---",
         "",
-        f"# {_plain(name)}",
+        f"# Draft model {_plain(facts.get('recipe') or name)}",
         "",
         f"A draft model for speculative decoding of `{_plain(target)}`"
         + (f" at revision `{_plain(facts['target_revision'])}`" if facts.get("target_revision") else "")
@@ -41,8 +41,8 @@ def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str
         lines.append(
             f"- Vocabulary: drafts {rows:,} of {rows + expansion['filled']:,} ids. The other head rows are "
             f"filled so that they are never drafted greedily (counted: {expansion['greedy_missing']} of "
-            f"{expansion['positions']:,} positions); drafting by sampling loses "
-            f"{expansion['missing_mass']:.2%} of its probability to them. The full head also makes a draft "
+            f"{expansion['positions']:,} positions); drafting by sampling loses a fraction of "
+            f"{expansion['missing_mass']:.1g} of its probability to them. The full head also makes a draft "
             "step dearer than where the reduced head was measured."
         )
     evaluation = facts.get("evaluation")

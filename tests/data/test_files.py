@@ -42,7 +42,9 @@ def test_a_failure_before_the_rename_leaves_the_old_file_and_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_content_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_content_is_synced_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen_at_sync = []
     real = os.fsync
 
@@ -68,7 +70,10 @@ def test_the_canonical_hash_ignores_the_order_of_keys_and_nothing_else() -> None
     assert canonical_hash([1, 2]) != canonical_hash([2, 1])
     assert canonical_hash({"a": 1}) != canonical_hash({"a": "1"})
     # A pinned value: a change would rename the outputs of every stage.
-    assert canonical_hash({"a": [1, "x", None, 0.5]}) == hashlib.sha256(b'{"a":[1,"x",null,0.5]}').hexdigest()[:16]
+    assert (
+        canonical_hash({"a": [1, "x", None, 0.5]})
+        == hashlib.sha256(b'{"a":[1,"x",null,0.5]}').hexdigest()[:16]
+    )
 
 
 @pytest.mark.parametrize("odd", [{1: "a"}, {"x": [{None: 1}]}])

@@ -26,13 +26,16 @@ from data.prompts import (
     prompts_digest,
 )
 
+SPLITS = Splits(select=0.05, test=0.1)
 STRUCTURED, OPEN = "builtin:structured", "builtin:open"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def load(*entries: str | dict[str, Any], seed: int = 0, splits: Splits | None = None, tokenizer: Any = None) -> list[Prompt]:
+def load(
+    *entries: str | dict[str, Any], seed: int = 0, splits: Splits | None = None, tokenizer: Any = None
+) -> list[Prompt]:
     sources = TypeAdapter(list[PromptSource]).validate_python(list(entries))
-    return load_prompts(sources, splits=splits or Splits(), seed=seed, tokenizer=tokenizer)
+    return load_prompts(sources, splits=splits or SPLITS, seed=seed, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,10 @@ def small_tokenizer(chat_template: str | None) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: i for i, word in enumerate(["<unk>", "<s>", "</s>", "<|end|>", "hello", "world", "user", "assistant"])}
+    vocabulary = {
+        word: i
+        for i, word in enumerate(["<unk>", "<s>", "</s>", "<|end|>", "hello", "world", "user", "assistant"])
+    }
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     tokenizer = PreTrainedTokenizerFast(
@@ -75,7 +81,9 @@ CHAT = (
 
 
 def prompt(*contents: str) -> Prompt:
-    return Prompt("0" * 16, "file:x", "chat", "file", tuple(("user", content) for content in contents), "train", True)
+    return Prompt(
+        "0" * 16, "file:x", "chat", "file", tuple(("user", content) for content in contents), "train", True
+    )
 
 
 # ---- the shipped sets
@@ -113,7 +121,9 @@ def test_a_template_has_several_phrasings_that_are_all_used(template: prompt_set
 
 
 @pytest.mark.parametrize("template", prompt_sets.TEMPLATES, ids=lambda t: t.name)
-def test_every_phrasing_says_the_whole_content_that_makes_a_fill_distinct(template: prompt_sets.Template) -> None:
+def test_every_phrasing_says_the_whole_content_that_makes_a_fill_distinct(
+    template: prompt_sets.Template,
+) -> None:
     # Two fills that differ only in a value that a phrasing leaves out would be one prompt.
     texts = list(prompt_sets.fills(template, 40 if template.held_out else 240))
     assert len(set(texts)) == len(texts)
@@ -147,7 +157,8 @@ def test_another_process_with_another_hash_seed_gives_the_same_digest(builtin: l
 
 
 def test_heavy_libraries_are_not_imported() -> None:
-    code = "import sys, data.prompts; print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
+    heavy = ("torch", "transformers", "datasets")
+    code = f"import sys, data.prompts; print([m for m in {heavy} if m in sys.modules])"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
@@ -166,7 +177,11 @@ def test_splits_share_neither_ids_nor_texts(builtin: list[Prompt]) -> None:
     for p in builtin:
         by_split.setdefault(p.split, set()).update({("id", p.id), ("text", p.messages)})
     assert set(by_split) == {"train", "select", "test"}
-    assert sum(len(items) for items in by_split.values()) == len(set().union(*by_split.values())) == 2 * len(builtin)
+    assert (
+        sum(len(items) for items in by_split.values())
+        == len(set().union(*by_split.values()))
+        == 2 * len(builtin)
+    )
 
 
 def test_the_shares_are_about_those_that_were_asked_for(builtin: list[Prompt]) -> None:
@@ -178,7 +193,11 @@ def test_the_shares_are_about_those_that_were_asked_for(builtin: list[Prompt]) -
 
 def test_the_split_depends_on_the_text_alone(builtin: list[Prompt]) -> None:
     split = {p.messages: (p.split, p.seen_template) for p in builtin}
-    others = [load(OPEN, {"source": STRUCTURED, "count": 77}, seed=5), load("builtin:json"), load("builtin:math", seed=3)]
+    others = [
+        load(OPEN, {"source": STRUCTURED, "count": 77}, seed=5),
+        load("builtin:json"),
+        load("builtin:math", seed=3),
+    ]
     for p in (p for prompts in others for p in prompts):
         assert split[p.messages] == (p.split, p.seen_template)
 
@@ -186,7 +205,9 @@ def test_the_split_depends_on_the_text_alone(builtin: list[Prompt]) -> None:
 def test_a_near_copy_falls_into_the_same_split(write: Callable[..., str]) -> None:
     rows = [f"Write line {i} about rivers" for i in range(200)]
     plain = load("file:" + write(*({"prompt": row} for row in rows), name="a.jsonl"))
-    copies = load("file:" + write(*({"prompt": row.upper().replace(" ", "  ")} for row in rows), name="b.jsonl"))
+    copies = load(
+        "file:" + write(*({"prompt": row.upper().replace(" ", "  ")} for row in rows), name="b.jsonl")
+    )
     key = {" ".join(p.messages[0][1].split()).casefold(): p.split for p in copies}
     assert {p.messages[0][1].casefold(): p.split for p in plain} == key
     assert len(set(key.values())) == 3
@@ -199,19 +220,23 @@ def test_splits_are_checked() -> None:
         Splits(test=-0.1)
     with pytest.raises(ValidationError, match="trian"):
         Splits.model_validate({"trian": 0.8})
-    assert {p.split for p in load("builtin:sql", splits=Splits(select=0, test=0)) if p.seen_template} == {"train"}
+    assert {p.split for p in load("builtin:sql", splits=Splits(select=0, test=0)) if p.seen_template} == {
+        "train"
+    }
 
 
 # ---- count
 
 
-@pytest.mark.parametrize("count", [40, 300])
+@pytest.mark.parametrize("count", [50, 300])
 def test_count_is_spread_evenly_over_the_seen_templates(count: int) -> None:
     prompts = load({"source": STRUCTURED, "count": count})
     seen = Counter(p.template for p in prompts if p.seen_template)
     assert sum(seen.values()) == count
     assert max(seen.values()) - min(seen.values()) <= 1
-    assert len(seen) == len([t for t in prompt_sets.TEMPLATES if t.task in prompt_sets.GROUPS["structured"] and not t.held_out])
+    assert len(seen) == len(
+        [t for t in prompt_sets.TEMPLATES if t.task in prompt_sets.GROUPS["structured"] and not t.held_out]
+    )
 
 
 def test_held_out_prompts_come_on_top_of_count() -> None:
@@ -252,7 +277,13 @@ def test_the_digest_sees_content_order_and_split(builtin: list[Prompt]) -> None:
 
 def test_sources_are_taken_apart() -> None:
     hub = parse_source(f"hub:org/set@{COMMIT}:test:question")
-    assert (hub.kind, hub.place, hub.revision, hub.split, hub.column) == ("hub", "org/set", COMMIT, "test", "question")
+    assert (hub.kind, hub.place, hub.revision, hub.split, hub.column) == (
+        "hub",
+        "org/set",
+        COMMIT,
+        "test",
+        "question",
+    )
     assert parse_source(f"hub:set@{COMMIT}").split == "train"
     assert parse_source("file:a:b.jsonl").place == "a:b.jsonl"
     assert parse_source("builtin:json").place == "json"
@@ -260,7 +291,17 @@ def test_sources_are_taken_apart() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "structured", "builtin:", "builtin:jsn", "file:", "hub:org/set", "hub:org/set@main", f"hub:a/b/c@{COMMIT}", "ftp:x"],
+    [
+        "",
+        "structured",
+        "builtin:",
+        "builtin:jsn",
+        "file:",
+        "hub:org/set",
+        "hub:org/set@main",
+        f"hub:a/b/c@{COMMIT}",
+        "ftp:x",
+    ],
 )
 def test_an_unknown_source_lists_the_known_forms(text: str) -> None:
     with pytest.raises(UserError) as error:
@@ -281,7 +322,12 @@ def test_an_entry_is_a_text_or_a_mapping() -> None:
 
 def test_a_file_gives_prompts_and_messages(write: Callable[..., str]) -> None:
     talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-    path = write({"prompt": "One", "task": "poem"}, "", {"messages": talk, "template": "talks", "extra": 1}, {"prompt": "One"})
+    path = write(
+        {"prompt": "One", "task": "poem"},
+        "",
+        {"messages": talk, "template": "talks", "extra": 1},
+        {"prompt": "One"},
+    )
     prompts = {p.messages: p for p in load(f"file:{path}")}
     assert len(prompts) == 2, "the copy is dropped"
     one, two = prompts[(("user", "One"),)], prompts[(("system", "Be brief."), ("user", "Hello"))]
@@ -301,7 +347,10 @@ def test_a_file_gives_prompts_and_messages(write: Callable[..., str]) -> None:
         ({"messages": []}, "not empty"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
         ({"messages": [{"role": "user"}]}, "content"),
-        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "last message"),
+        (
+            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
+            "last message",
+        ),
         ({"prompt": "x", "task": 3}, "task"),
     ],
 )
@@ -315,7 +364,11 @@ def test_a_bad_line_is_named(write: Callable[..., str], row: object, says: str) 
 def test_a_file_that_is_missing_binary_or_empty_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty").write_text("\n\n")
-    for name, says in (("missing", "cannot be read"), ("bytes", "cannot be read"), ("empty", "gives no prompts")):
+    for name, says in (
+        ("missing", "cannot be read"),
+        ("bytes", "cannot be read"),
+        ("empty", "gives no prompts"),
+    ):
         with pytest.raises(UserError, match=says) as error:
             load(f"file:{tmp_path / name}")
         assert name in str(error.value)
@@ -352,11 +405,17 @@ class FakeRows:
         return self.columns[name]
 
 
-def test_the_hub_is_asked_for_the_pinned_revision(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_hub_is_asked_for_the_pinned_revision(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     import datasets
 
     asked: list[tuple[Any, ...]] = []
-    talk = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}, {"role": "user", "content": "Oh"}]
+    talk = [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "So."},
+        {"role": "user", "content": "Oh"},
+    ]
     rows = FakeRows(messages=[talk, [{"role": "assistant", "content": "Hi"}]], question=["What?", None])
 
     def fake(name: str, revision: str, split: str) -> FakeRows:
@@ -389,7 +448,15 @@ def test_an_unreachable_hub_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_chat_template_ends_where_the_assistant_starts() -> None:
     tokenizer = small_tokenizer(CHAT)
     ids = encode_prompt(tokenizer, prompt("hello", "world"))
-    assert tokenizer.convert_ids_to_tokens(ids) == ["user", "hello", "<|end|>", "user", "world", "<|end|>", "assistant"]
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        "user",
+        "hello",
+        "<|end|>",
+        "user",
+        "world",
+        "<|end|>",
+        "assistant",
+    ]
     assert all(type(i) is int for i in ids)
 
 

@@ -16,10 +16,10 @@ from data.errors import UserError
 from distill import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "transformers", "trl", "datasets", "mlflow")
+HEAVY = {"torch", "transformers", "trl", "datasets", "mlflow"}
 
 
-def distill(*words: str, code: str = "", **options: object) -> subprocess.CompletedProcess[str]:
+def distill(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, after `code`; prints the heavy modules it loaded to fd
     3's file.
     """
@@ -62,7 +62,7 @@ def test_user_errors_are_json_on_stdout_too(words: list[str], capfd: pytest.Capt
 
 
 def test_a_user_error_loads_nothing_heavy() -> None:
-    code = "import atexit; atexit.register(lambda: print(sorted(set(sys.modules) & set(%r))))" % (HEAVY,)
+    code = f"import atexit; atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules))))"
     for words in (["run", "smoke", "--set", "a=1"], ["run", "nothing"], ["preflight", "smoke"]):
         done = distill(*words, code=code)
         assert done.stdout.splitlines()[-1] == "[]", words
@@ -132,7 +132,8 @@ cli._compare = slow
 @pytest.fixture
 def sleeper(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A command that is at work; with the parameter True, its clean-up takes a minute as well."""
-    program = f"import sys\nfrom distill import cli\n{SLEEP % request.param}\nsys.exit(cli.main(['compare', '--json']))"
+    code = SLEEP % request.param
+    program = f"import sys\nfrom distill import cli\n{code}\nsys.exit(cli.main(['compare', '--json']))"
     process = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

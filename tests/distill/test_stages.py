@@ -94,6 +94,22 @@ def test_damage_is_named_and_only_that_part_made_again(tmp_path: Path, harm: str
     assert (stage.directory / "one.txt").stat().st_mtime_ns == before
 
 
+def test_a_damaged_shard_goes_with_all_its_files(tmp_path: Path) -> None:
+    def work(folder: Path) -> None:
+        for number in ("00000", "00001"):
+            if not (folder / f"samples-{number}.parquet").exists():
+                (folder / f"signals-{number}.safetensors").write_text(number)
+                (folder / f"samples-{number}.parquet").write_text(number)
+
+    stage = make(tmp_path)
+    run(stage, work)
+    untouched = (stage.directory / "samples-00000.parquet").stat().st_mtime_ns
+    (stage.directory / "signals-00001.safetensors").unlink()
+    run(stage, work)
+    assert stage.damage() == [] and (stage.directory / "signals-00001.safetensors").exists()
+    assert (stage.directory / "samples-00000.parquet").stat().st_mtime_ns == untouched
+
+
 @pytest.mark.parametrize("text", ["", '{"files": ', "[]", '{"key": "0", "files": {}}', "\x00" * 40])
 def test_unreadable_manifest_is_no_commit_mark(tmp_path: Path, text: str) -> None:
     stage, work = make(tmp_path), Work()

@@ -91,10 +91,11 @@ def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_new_store_is_made_in_silence(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, drafter: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Tracker.start(RECIPE, "demo", "t", tmp_path / "new"):
-        pass
+    with Tracker.start(RECIPE, "demo", "t", tmp_path / "new") as tracker, tracker.stage("select") as stage:
+        candidate = register(stage, drafter, "demo")
+    resolve_candidate(candidate.model_id, tmp_path / "new")
     assert (tmp_path / "new" / "mlflow.db").exists()
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""

@@ -1,0 +1,224 @@
+"""Where prompts come from: the shipped sets, files, Spec-Bench and the hub, each read into the same
+records."""
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from data import prompt_sets
+from data.errors import UserError
+from data.files import canonical_hash
+
+_log = logging.getLogger(__name__)
+
+# A template's prompts are thrown once, whatever the recipe; `count` then chooses among them.
+_FILLS = 240
+_HELD_OUT_FILLS = 40
+
+# Spec-Bench's categories in our words; a category that is not listed keeps its own name.
+_SPECBENCH_TASKS = {
+    "writing": "chat",
+    "roleplay": "chat",
+    "reasoning": "chat",
+    "stem": "chat",
+    "humanities": "chat",
+    "coding": "code",
+    "math_reasoning": "math",
+    "summarization": "summarise",
+    "translation": "translate",
+    "extraction": "extract",
+}
+_ROLES = ("system", "user", "assistant")
+Messages = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One conversation that ends with a user's turn, and the split it belongs to."""
+
+    id: str  # stable hash of (source, template, messages)
+    source: str  # the recipe's source string, such as "builtin:structured"
+    task: str
+    template: str
+    messages: Messages  # (role, content)
+    split: str  # train | select | test
+    seen_template: bool  # False only for prompts of a template that is held out whole
+
+
+@dataclass(frozen=True)
+class ParsedSource:
+    """A source string taken apart. `place` is a set's name, a path or a hub name; the rest is for the hub
+    only."""
+
+    kind: str  # builtin | file | specbench | hub
+    place: str
+    revision: str = ""
+    split: str = "train"
+    column: str = ""
+
+
+def parse_source(text: str) -> ParsedSource:
+    """Take a source string apart; `UserError` that lists the known forms when it is none of them."""
+    kind, _, place = text.partition(":")
+    if kind == "builtin" and place in _builtin_names():
+        return ParsedSource(kind, place)
+    if kind in ("file", "specbench") and place:
+        return ParsedSource(kind, place)
+    # A branch or a tag may move, and the run's results with it: only a commit pins a data set.
+    hub = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)@([0-9a-f]{40})(?::([\w.-]+)(?::([\w.-]+))?)?", place)
+    if kind == "hub" and hub:
+        return ParsedSource(kind, hub[1], hub[2], hub[3] or "train", hub[4] or "")
+    raise UserError(
+        f"prompt source {text!r} is not known: write builtin:NAME (NAME is {', '.join(_builtin_names())}), "
+        "file:PATH (JSONL), specbench:PATH, or hub:DATASET@REVISION[:split[:column]] with a full commit hash "
+        "as REVISION"
+    )
+
+
+def _builtin_names() -> list[str]:
+    return [*prompt_sets.GROUPS, *dict.fromkeys(template.task for template in prompt_sets.TEMPLATES)]
+
+
+def read_source(text: str) -> list[Prompt]:
+    parsed = parse_source(text)
+    readers: dict[str, Callable[[str, ParsedSource], list[Prompt]]] = {
+        "builtin": _read_builtin,
+        "file": _read_file,
+        "specbench": _read_specbench,
+        "hub": _read_hub,
+    }
+    return readers[parsed.kind](text, parsed)
+
+
+def _read_builtin(source: str, parsed: ParsedSource) -> list[Prompt]:
+    tasks = prompt_sets.GROUPS.get(parsed.place, (parsed.place,))
+    return [
+        _prompt(source, template.task, template.name, (("user", text),), held_out=template.held_out)
+        for template in prompt_sets.TEMPLATES
+        if template.task in tasks
+        for text in _builtin_texts(template)
+    ]
+
+
+@cache
+def _builtin_texts(template: prompt_sets.Template) -> tuple[str, ...]:
+    return tuple(prompt_sets.fills(template, _HELD_OUT_FILLS if template.held_out else _FILLS))
+
+
+def _read_jsonl(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a JSONL file, each with the `path:line` to name in messages."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"prompt file {path} cannot be read ({error}): give the path of a UTF-8 JSONL file"
+        ) from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where}: not JSON ({error.msg}): every line must be one JSON object") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: a line must be a JSON object, not {type(row).__name__}")
+        rows.append((where, row))
+    return rows
+
+
+def _read_file(source: str, parsed: ParsedSource) -> list[Prompt]:
+    prompts = []
+    for where, row in _read_jsonl(Path(parsed.place).expanduser()):
+        if ("prompt" in row) == ("messages" in row):
+            raise UserError(
+                f'{where}: give either "prompt" (a text) or "messages" (a list of role and content)'
+            )
+        messages = _messages(row.get("prompt", row.get("messages")), where)
+        if messages[-1][0] != "user":
+            raise UserError(
+                f"{where}: the last message must be the user's, as the answer to it is what is sampled"
+            )
+        labels = {key: row.get(key, default) for key, default in (("task", "chat"), ("template", "file"))}
+        for key, label in labels.items():
+            if not isinstance(label, str) or not label:
+                raise UserError(f'{where}: "{key}" must be a text that is not empty')
+        prompts.append(_prompt(source, labels["task"], labels["template"], messages))
+    return prompts
+
+
+def _messages(value: Any, where: str) -> Messages:
+    """A text as one user turn, or a list of {role, content} as it is, checked."""
+    turns = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(turns, list) or not turns:
+        raise UserError(f"{where}: a prompt must be a text or a list of messages that is not empty")
+    messages = []
+    for turn in turns:
+        role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+        if role not in _ROLES or not isinstance(content, str) or not content.strip():
+            raise UserError(f'{where}: a message needs a "role" of {", ".join(_ROLES)} and a "content" text')
+        messages.append((role, content))
+    return tuple(messages)
+
+
+def _read_specbench(source: str, parsed: ParsedSource) -> list[Prompt]:
+    prompts = []
+    for where, row in _read_jsonl(Path(parsed.place).expanduser()):
+        turns, category = row.get("turns"), row.get("category")
+        if not isinstance(turns, list) or not turns or not isinstance(category, str):
+            raise UserError(f'{where}: a Spec-Bench question needs "category" and a list "turns"')
+        task = _SPECBENCH_TASKS.get(category, category)
+        prompts.append(_prompt(source, task, f"specbench_{category}", _messages(turns[0], where)))
+    return prompts
+
+
+def _read_hub(source: str, parsed: ParsedSource) -> list[Prompt]:
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(parsed.place, revision=parsed.revision, split=parsed.split)
+    except Exception as error:  # the hub's client raises its own, the network's and the cache's kinds
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"data set {parsed.place} at {parsed.revision} could not be loaded "
+            f"({type(error).__name__}: {reason}): check the name, the split, the access rights and that "
+            "the hub can be reached, or use file:PATH"
+        ) from error
+    column = parsed.column or next((c for c in ("messages", "prompt") if c in rows.column_names), "")
+    if column not in rows.column_names:
+        raise UserError(
+            f"data set {parsed.place} has no column {column or 'messages or prompt'}: name one of "
+            f"{', '.join(rows.column_names)} as hub:{parsed.place}@{parsed.revision}:{parsed.split}:COLUMN"
+        )
+    prompts, unusable = [], 0
+    for number, value in enumerate(rows[column]):
+        try:
+            messages = _first_question(_messages(value, f"{parsed.place} row {number}"))
+        except UserError:
+            unusable += 1
+            continue
+        prompts.append(_prompt(source, "chat", "hub", messages))
+    if unusable:
+        _log.warning(
+            "%s: %d of %d rows hold no prompt and are left out", source, unusable, unusable + len(prompts)
+        )
+    return prompts
+
+
+def _first_question(messages: Messages) -> Messages:
+    """A recorded conversation up to its first user turn: what follows is some other model's answer."""
+    for end, (role, _) in enumerate(messages, 1):
+        if role == "user":
+            return messages[:end]
+    raise UserError("a conversation without a user's turn")
+
+
+def _prompt(source: str, task: str, template: str, messages: Messages, *, held_out: bool = False) -> Prompt:
+    key = canonical_hash([source, template, messages])
+    return Prompt(key, source, task, template, messages, "test" if held_out else "", not held_out)

@@ -1,0 +1,111 @@
+"""The sampling stage over a scripted engine: budgets, splits, seeds and resumption."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.engines import Completion, SampleRequest
+from data.errors import UserError
+from data.prompts import Prompt
+from data.records import open_samples, shard_path
+from data.sample import SampleConfig, plan, run, sample_seed
+from data.signals import Signals
+
+
+class ScriptedEngine:
+    """Answers with a function of prompt and seed alone, and remembers what it was asked."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.asked: list[tuple[SampleRequest, float]] = []
+        self.fail_after = fail_after
+
+    def sample(self, requests, *, temperature, max_new_tokens, on_tokens):
+        if self.fail_after is not None and len(self.asked) + len(requests) > self.fail_after:
+            raise KeyboardInterrupt
+        self.asked += [(request, temperature) for request in requests]
+        done = []
+        for request in requests:
+            length = 1 + request.seed % max_new_tokens
+            tokens = [(request.seed >> shift) % 50 for shift in range(length)]
+            hidden = torch.full((length, 2), float(request.prompt[0]))
+            signals = Signals(hidden, torch.zeros(length), torch.tensor(tokens))
+            done.append(Completion(tokens, "length", signals))
+            on_tokens(length)
+        return done
+
+
+def prompts(count: int = 300) -> list[tuple[Prompt, list[int]]]:
+    def split(i: int) -> tuple[str, bool]:
+        return [("select", True), ("test", True), ("test", False)][i % 3] if i < 60 else ("train", True)
+
+    return [
+        (Prompt(f"id{i}", "s", "task", "template", (("user", str(i)),), *split(i)), [i % 40, i % 7]) for i in range(count)
+    ]
+
+
+CONFIG = SampleConfig(temperature=[0.0, 1.0], max_new_tokens=8, tokens=400)
+
+
+def sample(directory: Path, engine: ScriptedEngine, config: SampleConfig = CONFIG) -> int:
+    return run(prompts(), engine, config, held_out=5, seed=1, directory=directory, on_tokens=lambda count: None)
+
+
+def contents(directory: Path) -> list[tuple]:
+    return [(r.prompt_id, r.split, r.temperature, tuple(r.input_ids)) for r in open_samples(directory)]
+
+
+def test_the_budget_counts_training_tokens_and_ends_with_a_whole_shard(tmp_path: Path) -> None:
+    total = sample(tmp_path, ScriptedEngine())
+    samples = open_samples(tmp_path)
+    assert total == samples.where(split="train").completion_tokens >= 400
+    per_shard = [len(shard) for shard in plan(prompts(), CONFIG, held_out=5, seed=1)]
+    assert len(samples) < sum(per_shard)
+
+
+def test_held_out_prompts_come_whole_and_test_prompts_at_every_temperature(tmp_path: Path) -> None:
+    sample(tmp_path, ScriptedEngine())
+    samples = open_samples(tmp_path)
+    for seen in (True, False):
+        test = samples.where(split="test", seen_template=seen)
+        for temperature in (0.0, 1.0):
+            assert len(test.where(temperature=temperature)) == 5
+    assert len(samples.where(split="select")) == 5
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same_samples(tmp_path: Path) -> None:
+    sample(tmp_path / "straight", ScriptedEngine())
+    with pytest.raises(KeyboardInterrupt):
+        sample(tmp_path / "broken", ScriptedEngine(fail_after=80))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "broken").glob("*.parquet")}
+    assert before, "the interruption came before the first shard: nothing to resume"
+    engine = ScriptedEngine()
+    sample(tmp_path / "broken", engine)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "straight")
+    assert len(engine.asked) < len(open_samples(tmp_path / "straight"))
+    for name, content in before.items():
+        assert (tmp_path / "broken" / name).read_bytes() == content
+
+
+def test_a_samples_seed_is_its_own() -> None:
+    seeds = {sample_seed(s, p, i) for s in (0, 1) for p in ("a", "b") for i in (0, 1)}
+    assert len(seeds) == 8
+    assert sample_seed(0, "a", 0) == sample_seed(0, "a", 0)
+
+
+def test_too_few_prompts_for_the_budget_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="under half of sample.tokens"):
+        sample(tmp_path, ScriptedEngine(), CONFIG.model_copy(update={"tokens": 100_000}))
+
+
+@pytest.mark.parametrize("temperatures", [[], [-1.0], [1.0, 1.0]])
+def test_impossible_temperatures_are_refused(temperatures: list[float]) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        SampleConfig(temperature=temperatures, max_new_tokens=8, tokens=10)
+
+
+def test_a_leftover_of_a_half_written_shard_is_ignored(tmp_path: Path) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    shard_path(tmp_path, 0).with_suffix(".tmp").write_bytes(b"half")
+    sample(tmp_path, ScriptedEngine())
+    assert contents(tmp_path)

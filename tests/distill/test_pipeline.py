@@ -1,0 +1,256 @@
+"""The pipeline: which stages a command runs; and the whole of it, for real, on tiny models."""
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.errors import UserError
+from distill import pipeline
+from distill.context import Run
+from distill.pipeline import NEEDS, WORK, Result, run
+from distill.recipe import Recipe, load_recipe
+from distill.stages import Stage, recipe_lock
+
+SMALL = [
+    "sample.tokens=600",
+    "train.tokens=800",
+    "evaluate.prompts=2",
+    "evaluate.max_new_tokens=6",
+    "data.prompts=[{source: builtin:structured, count: 120}]",
+]
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def digests(result: Result, name: str) -> dict[str, str]:
+    manifest = result.outcomes[name].stage.manifest()
+    assert manifest is not None
+    return {file: entry["sha256"] for file, entry in manifest["files"].items()}
+
+
+# Which stages run, with stages that do next to nothing.
+
+
+class Child:
+    """A tracker that tracks nothing."""
+
+    @contextmanager
+    def stage(self, name: str) -> Any:
+        yield self
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Replaces every stage's work by one that notes its name and writes a file."""
+    made: list[str] = []
+
+    def note(name: str) -> Callable[[Run, Path, Any], None]:
+        def work(run: Run, folder: Path, tracker: Any) -> None:
+            made.append(name)
+            (folder / "out.json").write_text("{}")
+
+        return work
+
+    def stages(self: Run) -> dict[str, Stage]:
+        found: dict[str, Stage] = {}
+        for name in NEEDS["run"]:
+            before = [other for other in found if other != "select"]
+            found[name] = Stage(
+                name, self.runs_dir / "smoke", {}, {}, tuple(found[other] for other in before)
+            )
+        return found
+
+    monkeypatch.setattr(pipeline, "WORK", {name: note(name) for name in WORK})
+    monkeypatch.setattr(Run, "stages", property(stages))
+    monkeypatch.setattr(Run, "tracker", Child())
+    monkeypatch.setattr(pipeline, "_quiet_libraries", lambda: None)
+    return made
+
+
+def go(tmp_path: Path, command: str, fresh: bool = False) -> Result:
+    return run(load_recipe("smoke"), tmp_path, command, fresh=fresh, say=quiet)
+
+
+def test_each_command_runs_what_it_needs_and_nothing_twice(calls: list[str], tmp_path: Path) -> None:
+    go(tmp_path, "train")
+    assert calls == ["sample", "train"]
+    go(tmp_path, "sample")
+    assert calls == ["sample", "train"]
+    result = go(tmp_path, "export")
+    assert calls == ["sample", "train", "evaluate", "export"]
+    assert [outcome.skipped for outcome in result.outcomes.values()] == [True, True, False, False]
+    go(tmp_path, "run")
+    assert calls[4:] == ["select"]
+    assert "seed: 1" in (tmp_path / "smoke" / "recipe.yaml").read_text()
+
+
+def test_fresh_begins_the_stage_of_the_command_again(calls: list[str], tmp_path: Path) -> None:
+    go(tmp_path, "run")
+    calls.clear()
+    go(tmp_path, "train", fresh=True)
+    assert calls == ["train"]
+    calls.clear()
+    go(tmp_path, "run", fresh=True)
+    assert calls == list(NEEDS["run"])
+
+
+def test_two_runs_of_a_recipe_do_not_meet(calls: list[str], tmp_path: Path) -> None:
+    with recipe_lock(tmp_path / "smoke"), pytest.raises(UserError, match="already running"):
+        go(tmp_path, "sample")
+    assert calls == []
+
+
+def test_result_as_json(calls: list[str], tmp_path: Path) -> None:
+    answer = go(tmp_path, "train").to_json()
+    assert [stage["name"] for stage in answer["stages"]] == ["sample", "train"]
+    assert answer["evaluation"] is None
+    assert json.loads(json.dumps(answer)) == answer
+
+
+# Keys.
+
+
+def keys(tmp_path: Path, *overrides: str) -> dict[str, str]:
+    with ExitStack() as stack:
+        stages = Run(load_recipe("smoke", overrides), tmp_path, quiet, stack).stages
+    return {name: stage.key for name, stage in stages.items()}
+
+
+@pytest.mark.parametrize(
+    ("override", "same"),
+    [
+        ("seed=9", set()),
+        ("target.model=random:2", set()),
+        ("data.prompts=[builtin:open]", set()),
+        ("sample.max_new_tokens=17", set()),
+        ("train.learning_rate=2e-3", {"sample"}),
+        ("draft.init.layers=[0, 2]", {"sample"}),
+        ("evaluate.num_speculative_tokens=[3]", {"sample", "train"}),
+        ("serving.draft_sampling=sampled", {"sample", "train"}),
+        ("description=another", {"sample", "train", "evaluate", "select", "export"}),
+    ],
+)
+def test_a_setting_changes_the_keys_of_what_depends_on_it(
+    tmp_path: Path, override: str, same: set[str]
+) -> None:
+    before, after = keys(tmp_path), keys(tmp_path, override)
+    assert {name for name in before if before[name] == after[name]} == same
+
+
+# For real.
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return load_recipe("smoke", SMALL)
+
+
+@pytest.fixture(scope="module")
+def straight(runs: Path, recipe: Recipe) -> Result:
+    """The smoke recipe, smaller still, run once from end to end."""
+    return run(recipe, runs, "run", fresh=False, say=quiet)
+
+
+def test_everything_is_measured_registered_and_exported(straight: Result, runs: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from distill.tracking import resolve_candidate, tracking_uri
+    from evaluation.selection import candidates
+
+    assert list(straight.outcomes) == list(NEEDS["run"])
+    evaluation, selection = (
+        straight.read("evaluate", "evaluation.json"),
+        straight.read("select", "selection.json"),
+    )
+    assert evaluation is not None and selection is not None
+    assert {"acceptance", "acceptance_before", "decode", "cost", "plain", "best"} <= set(evaluation)
+    assert all(row["identical_outputs"] + row["near_ties"] == row["prompts"] for row in evaluation["decode"])
+    assert selection["promoted"]
+    (row,) = candidates(tracking_uri(runs))
+    assert row.champion and row.recipe == "smoke" and row.loss == "forward_kl"
+    drafter = straight.outcomes["train"].stage.directory / "drafter" / "model.safetensors"
+    assert (
+        resolve_candidate("models:/smoke@champion", runs) / drafter.name
+    ).read_bytes() == drafter.read_bytes()
+    exported = AutoModelForCausalLM.from_pretrained(straight.outcomes["export"].stage.directory / "hf")
+    assert exported.config.num_hidden_layers == 2
+    verified = straight.read("export", "verification.json")
+    assert verified is not None and verified["identical"] == verified["prompts"]
+
+
+def test_the_same_command_again_does_nothing(straight: Result, runs: Path, recipe: Recipe) -> None:
+    again = run(recipe, runs, "run", fresh=False, say=quiet)
+    assert all(outcome.skipped for outcome in again.outcomes.values())
+    assert again.read("select", "selection.json") == straight.read("select", "selection.json")
+
+
+def test_damaged_outputs_come_back_bit_for_bit(straight: Result, runs: Path, recipe: Recipe) -> None:
+    stage = straight.outcomes["sample"].stage
+    before = digests(straight, "sample")
+    (stage.directory / "signals-00001.safetensors").write_bytes(b"rubbish")
+    (stage.directory / "samples-00002.parquet").unlink()
+    said: list[str] = []
+    mended = run(recipe, runs, "sample", fresh=False, say=said.append)
+    assert any("signals-00001" in text and "samples-00002" in text for text in said)
+    assert digests(mended, "sample") == before
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(
+    straight: Result, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distill.progress import Progress
+
+    advance = Progress.advance
+    heard = 0
+
+    def interrupting(self: Progress, count: int, note: str = "") -> None:
+        nonlocal heard
+        heard += 1
+        if heard in (30, 90):
+            raise KeyboardInterrupt
+        advance(self, count, note)
+
+    monkeypatch.setattr(Progress, "advance", interrupting)
+    interrupts = 0
+    while True:
+        try:
+            result = run(recipe, tmp_path, "train", fresh=False, say=quiet)
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 2
+    for name in ("sample", "train"):
+        assert digests(result, name) == digests(straight, name)
+
+
+def test_the_llama_recipe_with_tiny_models_in_their_place(
+    tmp_path: Path, tiny_pair: tuple[Path, Path]
+) -> None:
+    target, family = tiny_pair
+    small = [
+        f"target.model={target}",
+        "target.revision=null",
+        f"draft.init.from={family}",
+        "draft.revision=null",
+        "data.prompts=[{source: builtin:open, count: 120}]",
+        "data.splits={select: 0.2, test: 0.2}",
+        "sample.tokens=400",
+        "sample.max_new_tokens=8",
+        "train.tokens=400",
+        "evaluate={prompts: 2, num_speculative_tokens: [3], max_new_tokens: 6}",
+    ]
+    result = run(load_recipe("llama-1b", small), tmp_path, "run", fresh=False, say=quiet)
+    evaluation = result.read("evaluate", "evaluation.json")
+    assert evaluation is not None and evaluation["best"]["num_speculative_tokens"] == 3
+    assert (result.outcomes["export"].stage.directory / "hf" / "model.safetensors").exists()

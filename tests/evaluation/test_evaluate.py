@@ -1,0 +1,147 @@
+"""The evaluation stage on tiny models: what it writes, that it resumes, and that its verdicts follow the numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.records import Samples, open_samples, write_shard
+from evaluation.decoder.drafters import DraftModel
+from evaluation.decoder.runner import Runner
+from evaluation.decoder.sampler import BuiltinSampler
+from evaluation.evaluate import EvaluateConfig, Evaluation, ServingConfig, best_row, run, summarise_speed, verdict
+from tests.data.test_records import record
+from tests.evaluation.decoder.tiny_models import llama, prompts
+
+CONFIG = EvaluateConfig(prompts=3, num_speculative_tokens=[2, 3], max_new_tokens=10)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """Test samples of a tiny target on seen and unseen templates, at temperatures 0 and 1."""
+    from data.engines import SampleRequest
+
+    directory = tmp_path_factory.mktemp("samples")
+    engine = BuiltinSampler(llama(0), eos_ids=[7], batch_size=4, max_length=64, signal_temperature=1.0)
+    records, signals = [], []
+    for temperature in (0.0, 1.0):
+        wanted = [SampleRequest(prompt, seed) for seed, prompt in enumerate(prompts(8))]
+        done = engine.sample(wanted, temperature=temperature, max_new_tokens=12, on_tokens=lambda count: None)
+        for number, (request, completion) in enumerate(zip(wanted, done, strict=True)):
+            ids = [*request.prompt, *completion.tokens]
+            changes = {"prompt_id": str(number), "split": "test", "temperature": temperature, "seen_template": number < 4}
+            records.append(record(ids, len(request.prompt), **changes))
+            signals.append(completion.signals)
+    write_shard(directory, 0, records, signals)
+    return open_samples(directory)
+
+
+def evaluation(samples: Samples, drafter: DraftModel, **serving: object) -> Evaluation:
+    return Evaluation(llama(0), [7], drafter, samples, CONFIG, ServingConfig(**serving), seed=0)
+
+
+def measure(plan: Evaluation, directory: Path) -> dict:
+    before = DraftModel(llama(9))
+    return run(plan, before, machine={}, data_digest="d", directory=directory, on_group=lambda: None)
+
+
+def test_the_target_as_its_own_drafter_is_perfect_by_every_measure(samples: Samples, tmp_path: Path) -> None:
+    result = measure(evaluation(samples, DraftModel(llama(0))), tmp_path)
+    for row in result["acceptance"]:
+        assert row["greedy"]["mean"] == 1.0
+        assert row["sampled"]["mean"] == pytest.approx(1.0, abs=1e-3)
+    assert all(row["greedy"]["mean"] < 0.9 for row in result["acceptance_before"])
+    own = [row for row in result["decode"] if row["drafter"] == "model"]
+    assert {(row["split"], row["num_speculative_tokens"]) for row in own} == {
+        (split, count) for split in ("seen", "unseen") for count in (2, 3)
+    }
+    for row in own:
+        assert row["acceptance_rate"] == 1.0
+        assert row["identical_outputs"] == 3 and row["bugs"] == 0
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == result
+
+
+def test_another_drafter_is_lossless_but_not_accepted(samples: Samples, tmp_path: Path) -> None:
+    vocab = torch.arange(0, 48, 2)
+    model = llama(9)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[vocab].detach())
+    result = measure(evaluation(samples, DraftModel(model, vocab)), tmp_path)
+    for row in result["decode"]:
+        assert row["identical_outputs"] + row["near_ties"] == 3 and row["bugs"] == 0
+        assert row["acceptance_rate"] < 1
+
+
+def test_a_serving_mode_that_samples_promises_no_identity(samples: Samples, tmp_path: Path) -> None:
+    result = measure(evaluation(samples, DraftModel(llama(9)), temperature=1.0, batch_size=2), tmp_path)
+    assert all(row["identical_outputs"] is None for row in result["decode"])
+    assert result["plain"]["transformers_static"] is None
+
+
+def test_measures_that_are_on_disk_are_not_taken_again(samples: Samples, tmp_path: Path) -> None:
+    plan = evaluation(samples, DraftModel(llama(9)))
+    first = measure(plan, tmp_path)
+    (tmp_path / "evaluation.json").unlink()
+    (tmp_path / "decode-unseen.json").unlink()
+    again = measure(plan, tmp_path)
+    assert again["acceptance"] == first["acceptance"] and again["cost"] == first["cost"]
+    seen = [row for row in again["decode"] if row["split"] == "seen"]
+    assert seen == [row for row in first["decode"] if row["split"] == "seen"]  # times included
+
+
+def test_sampled_signals_are_the_targets_own(samples: Samples) -> None:
+    target = llama(0)
+    for index in range(4):
+        item, told = samples[index], samples.signals(index)
+        first = item.completion_mask.index(True)
+        with torch.inference_mode():
+            logits = target(torch.tensor([item.input_ids])).logits[0, first - 1 : -1]
+        assert torch.allclose(told.hidden @ target.lm_head.weight.T, logits, atol=2e-4)
+        assert torch.allclose(told.logsumexp, logits.logsumexp(-1), atol=2e-4)
+        assert torch.equal(told.argmax, logits.argmax(-1))
+
+
+def row(count: int, mean: float, split: str = "seen", drafter: str = "model") -> dict:
+    interval = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
+    return {
+        "drafter": drafter, "split": split, "num_speculative_tokens": count, "speedup": interval,
+        "tokens_per_target_call": {"mean": 4.0},
+    }  # fmt: skip
+
+
+COSTS = {
+    "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 1.0, "cost_ratio": 0.1,
+    "verify_overhead": {"4": 0.5, "8": 0.6},
+}  # fmt: skip
+
+
+def test_speedup_is_over_the_fastest_plain_path() -> None:
+    decoded = {"seen": {"plain": {"tokens_per_second": 10.0}, "rows": [row(4, 2.0)]}}
+    slower = summarise_speed(decoded, COSTS, theirs=5.0)
+    assert slower["decode"][0]["speedup"]["mean"] == 2.0 and slower["plain"]["fastest"] == "ours"
+    faster = summarise_speed(decoded, COSTS, theirs=20.0)
+    assert faster["decode"][0]["speedup"]["mean"] == 1.0 and faster["plain"]["fastest"] == "transformers_static"
+    assert faster["decode"][0]["predicted_speedup"] == pytest.approx(slower["decode"][0]["predicted_speedup"] / 2)
+
+
+def test_the_best_row_is_the_drafters_fastest_on_seen_templates() -> None:
+    rows = [row(4, 1.5), row(8, 1.7), row(4, 3.0, split="unseen"), row(4, 9.0, drafter="ngram")]
+    assert best_row(rows) == rows[1]
+    assert best_row([rows[2], rows[3]]) == rows[2]
+
+
+@pytest.mark.parametrize(("mean", "said"), [(2.0, "Serve with 4"), (0.5, "Do not speculate"), (1.0, "No clear gain")])
+def test_the_verdict_follows_the_interval(mean: float, said: str) -> None:
+    assert said in verdict(row(4, mean))
+
+
+@pytest.mark.parametrize("counts", [[], [0], [4, 4]])
+def test_impossible_numbers_of_drafts_are_refused(counts: list[int]) -> None:
+    with pytest.raises(ValueError, match="num_speculative_tokens"):
+        EvaluateConfig(num_speculative_tokens=counts)
+
+
+def test_runner_room_covers_prompt_answer_and_drafts(samples: Samples) -> None:
+    plan = evaluation(samples, DraftModel(llama(9)))
+    longest = max(len(request.prompt) for group in plan.groups("seen") for request in group)
+    assert isinstance(plan.runner, Runner) and plan.runner.length >= longest + 10 + 3
