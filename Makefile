@@ -41,7 +41,7 @@ compare: $(STAMP) ## Rank the candidates of all runs by measured speedup
 	$(TOP) compare $(ARGS)
 
 ui: $(STAMP) ## Open MLflow on http://127.0.0.1:5000
-	$(BIN)/mlflow server --host 127.0.0.1 --port 5000 --workers 1 \
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --host 127.0.0.1 --port 5000 --workers 1 \
 	    --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$${DISTILL_RUNS:-runs}/mlflow.db}"
 
 smoke: $(STAMP) ## Run every stage on tiny random models, in under a minute

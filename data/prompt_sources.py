@@ -1,5 +1,4 @@
-"""Where prompts come from: the shipped sets, files, Spec-Bench and the hub, each read into the same
-records."""
+"""Where prompts come from: the shipped sets, files, Spec-Bench and the hub, read into one kind of record."""
 
 import json
 import logging

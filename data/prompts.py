@@ -43,14 +43,15 @@ class Splits(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    select: float = Field(0.05, ge=0, lt=1)
-    test: float = Field(0.1, ge=0, lt=1)
+    select: float = Field(default=0.05, ge=0, lt=1)
+    test: float = Field(default=0.1, ge=0, lt=1)
 
     @model_validator(mode="after")
     def _leaves_something_to_train_on(self) -> "Splits":
         if self.select + self.test >= 1:
+            held_back = self.select + self.test
             raise UserError(
-                f"splits.select + splits.test is {self.select + self.test:g}: it must be below 1 to leave some to train"
+                f"splits.select + splits.test is {held_back:g}: it must be below 1 to train at all"
             )
         return self
 
@@ -66,7 +67,7 @@ class PromptSource(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     source: str
-    count: int | None = Field(None, gt=0)
+    count: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -176,17 +177,15 @@ def _interleave(lists: Sequence[Sequence[T]], phase: float = 0.5) -> list[T]:
 
 
 def contains_special_tokens(tokenizer: Any, prompt: Prompt) -> bool:
-    """Whether a message's text would be read as one of the tokenizer's special tokens.
+    """Whether the tokenizer would read a part of a message's text as one of its special tokens.
 
-    Such a text could close its own turn and open another speaker's. Looked for as text and, since a
-    tokenizer may normalise what it reads, as ids.
+    Such a text could close its own turn and open another speaker's. Asked of the tokenizer and not looked for
+    in the text, since a tokenizer may change what it reads before it looks for special tokens.
     """
-    added = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
-    texts = {*tokenizer.all_special_tokens, *(token.content for token in added)}
-    ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    added = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = (added | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
     return any(
-        any(text in content for text in texts)
-        or not ids.isdisjoint(tokenizer(content, add_special_tokens=False)["input_ids"])
+        not special.isdisjoint(tokenizer(content, add_special_tokens=False)["input_ids"])
         for _, content in prompt.messages
     )
 

@@ -131,7 +131,9 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         if groups:
             from rich.console import Console
 
-            Console(width=None if sys.stdout.isatty() else 180).print(render(groups))
+            from distill.summary import OFF_TERMINAL_WIDTH
+
+            Console(width=None if sys.stdout.isatty() else OFF_TERMINAL_WIDTH).print(render(groups))
         else:
             print("no candidates yet: `make distill` makes the first")
     return to_json(groups), 0

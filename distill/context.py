@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from data.errors import UserError
 from data.files import canonical_hash
-from data.prompts import Prompt, encode_prompt, load_prompts, prompts_digest
+from data.prompt_sources import Prompt
+from data.prompts import encode_prompt, load_prompts, prompts_digest
 from distill.identity import machine, model_form
 from distill.models import load_target, model_digest, resolve_model
 from distill.recipe import Recipe

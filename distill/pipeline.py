@@ -169,6 +169,7 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
     from evaluation.evaluate import SPLITS, Evaluation
     from evaluation.evaluate import run as run_evaluation
     from evaluation.measures import candidate_metrics
+    from evaluation.report import write_plots
 
     config, test = run.recipe.evaluate, run.samples.where(split="test")
     drafter = load_drafter(run.stages["train"].directory / "drafter", run.device)
@@ -185,8 +186,12 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
             directory=folder,
             on_group=lambda: progress.advance(1),
         )
+    write_plots(
+        evaluation, _read(run.stages["train"].directory / "training.json")["history"], folder / "plots"
+    )
     tracker.log_metrics(candidate_metrics(evaluation))
     tracker.log_artifact(folder / "evaluation.json")
+    tracker.log_artifact(folder / "plots")
 
 
 def select(run: Run, folder: Path, tracker: "Tracker") -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data.errors import UserError
-from data.prompts import parse_source
+from data.prompt_sources import parse_source
 from distill.identity import gpu, model_form
 from distill.recipe import Recipe
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from distill.pipeline import Result
 
-OFF_TERMINAL_WIDTH = 120
+OFF_TERMINAL_WIDTH = 180
 
 _MEASURES = ("greedy", "sampled", "argmax")
 
@@ -20,6 +20,8 @@ def print_summary(result: "Result") -> None:
     """Print what a command did and what it found."""
     from rich.console import Console
 
+    from evaluation.report import results_table
+
     console = Console(highlight=False, width=None if sys.stdout.isatty() else OFF_TERMINAL_WIDTH)
     console.print(stage_table(result))
     evaluation = result.read("evaluate", "evaluation.json")
@@ -27,7 +29,7 @@ def print_summary(result: "Result") -> None:
         console.print(f"Next: distill evaluate {result.recipe.name}")
         return
     console.print(acceptance_table(evaluation))
-    console.print(speed_table(evaluation))
+    console.print(results_table(evaluation))
     console.print(gain(evaluation), markup=False)
     if not pays(evaluation):
         console.print(prediction_table(evaluation))
@@ -71,27 +73,6 @@ def acceptance_table(evaluation: Mapping[str, Any]) -> "Table":
         earlier = before.get((row["split"], row["temperature"]), {})
         cells = [f"{_mean(earlier.get(name))} -> {_mean(row.get(name))}" for name in _MEASURES]
         table.add_row(row["split"], f"{row['temperature']:g}", *cells, f"{row['tokens']:,}")
-    return table
-
-
-def speed_table(evaluation: Mapping[str, Any]) -> "Table":
-    """Speculative over plain decoding, measured and predicted, by drafter and K."""
-    numbers = ("K", "tokens/call", "speedup", "predicted", "tokens/s", "plain", "same text")
-    table = _table("Decoding, in the serving mode", ("drafter", "templates"), numbers)
-    for row in evaluation["decode"]:
-        table.add_row(
-            row["drafter"],
-            row["split"],
-            str(row["num_speculative_tokens"]),
-            f"{row['tokens_per_target_call']['mean']:.2f}",
-            _interval(row["speedup"]),
-            _number(row.get("predicted_speedup")),
-            _number(row.get("tokens_per_second"), 1),
-            _number(row.get("plain_tokens_per_second"), 1),
-            f"{row['identical_outputs']}/{row['prompts']}"
-            if row.get("identical_outputs") is not None
-            else "-",
-        )
     return table
 
 

@@ -47,6 +47,8 @@ def _make_model(directory: Path, seed: int, width: int) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from distill.models import without_bars
+
     tokenizer = _tokenizer()
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -65,7 +67,8 @@ def _make_model(directory: Path, seed: int, width: int) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).float()
-    model.save_pretrained(directory)
+    with without_bars():
+        model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 

@@ -187,31 +187,25 @@ def train_drafter(
     from distill.trainer import Run, run_training
 
     train = samples.where(split="train")
-    sizes = [(len(record.input_ids), sum(record.completion_mask[1:])) for record in train]
-    usable = [index for index, (_, completion) in enumerate(sizes) if completion > 0]
-    if not usable:
-        raise UserError(
-            "There is no completion token in the train split, so nothing to train on; sample more."
-        )
-    if len(usable) < len(train):
-        train, sizes = _subset(train, usable), [sizes[index] for index in usable]
+    if len(train) == 0:
+        raise UserError("There is no sample in the train split, so nothing to train on; sample more.")
     if config.signal == "hidden" and not samples.has_signals:
         raise UserError(
             "train.signal is hidden but these samples carry no target states; set train.signal=live."
         )
+    processes = PartialState(cpu=target.model.device.type == "cpu")
     plan = plan_batches(
-        sizes,
+        [(len(record.input_ids), record.completion_tokens) for record in train],
         batch_size=config.batch_size,
         tokens=config.tokens,
         accumulation=config.accumulation,
-        processes=PartialState().num_processes,
+        processes=processes.num_processes,
         seed=seed,
     )
     best, drafter_dir = out_dir / "best", out_dir / "drafter"
-    if drafter_dir.is_dir() and not best.is_dir():
-        drafter_dir.rename(
-            best
-        )  # a run that was killed while it tidied up: its last checkpoint may still be there
+    if processes.is_main_process and drafter_dir.is_dir() and not best.is_dir():
+        # A run that was killed while it tidied up: its last checkpoint may still be there
+        drafter_dir.rename(best)
     run = Run(
         drafter=drafter,
         target=target,
@@ -229,9 +223,10 @@ def train_drafter(
         report=report,
     )
     history = run_training(run)
-    shutil.rmtree(drafter_dir, ignore_errors=True)
-    best.rename(drafter_dir)
-    shutil.rmtree(run.checkpoints)
+    if processes.is_main_process:
+        shutil.rmtree(drafter_dir, ignore_errors=True)
+        best.rename(drafter_dir)
+        shutil.rmtree(run.checkpoints)
     kept = best_check(history, metric)
     return TrainResult(
         directory=drafter_dir,

@@ -17,6 +17,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
@@ -70,9 +71,12 @@ def run_training(run: Run) -> list[dict[str, float]]:
     """Train, resuming from the newest whole checkpoint; returns all held-out checks. The best drafter is in
     `run.best`."""
     dtype = run.drafter.model.dtype
-    newest = newest_checkpoint(run.checkpoints, run.identity) if run.best.is_dir() else None
-    if newest is None:
-        shutil.rmtree(run.checkpoints, ignore_errors=True)
+    processes = PartialState(cpu=run.target.model.device.type == "cpu")
+    with processes.main_process_first():  # what it deletes, the others do not see
+        newest = newest_checkpoint(run.checkpoints, run.identity) if run.best.is_dir() else None
+        if newest is None:
+            shutil.rmtree(run.checkpoints, ignore_errors=True)
+    processes.wait_for_everyone()
     cast_parameters(run.drafter.model, torch.float32)
     set_trainable(run.drafter.model)
     trainer = DistillTrainer(run, save_dtype=dtype)
@@ -376,7 +380,7 @@ class _Reporter(TrainerCallback):
 
 def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:
     steps = run.plan.steps
-    return SFTConfig(
+    arguments = SFTConfig(
         output_dir=str(run.checkpoints),
         per_device_train_batch_size=1,  # one row of the plan is one batch
         gradient_accumulation_steps=run.config.accumulation,
@@ -407,4 +411,8 @@ def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:
         dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=device_type == "cuda",
         max_length=None,
+        ddp_find_unused_parameters=False,
     )
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # one process, one device: Trainer would wrap the model in nn.DataParallel
+    return arguments

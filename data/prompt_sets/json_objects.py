@@ -67,19 +67,6 @@ _order = _sentence(
         "price": str(dice.between(3, 90)),
     },
 )
-_trip = _sentence(
-    "trip",
-    (
-        "{traveler} flies from {start} to {end} on {day}",
-        "On {day}, {traveler} takes the train from {start} to {end}",
-        "{traveler} leaves {start} on {day} and goes to {end}",
-    ),
-    lambda dice: {
-        "traveler": words.person(dice),
-        **dict(zip(("start", "end"), dice.some(words.CITIES, 2), strict=True)),
-        "day": dice.one(words.DAYS),
-    },
-)
 _movie = _sentence(
     "movie",
     (
@@ -168,7 +155,6 @@ TEMPLATES = (
     ),
     Template("json_product", "json", (_DESCRIBE, _WRITE, _WRITE_FOR, _EXTRACT), _product),
     Template("json_order", "json", (_DESCRIBE, _ASK, _WRITE_FOR), _order),
-    Template("json_trip", "json", (_WRITE, _ASK), _trip),
     Template("json_movie", "json", (_DESCRIBE, _ASK, _WRITE), _movie),
     Template("json_server", "json", (_WRITE, _ASK, _WRITE_FOR), _server),
     Template("json_event", "json", (_WRITE_FOR, _WRITE, _DESCRIBE, _EXTRACT), _event),
@@ -177,8 +163,7 @@ TEMPLATES = (
         "json",
         (
             "Write a JSON object that describes a {entity}: {pairs}. Only the JSON.",
-            "Write a JSON object for a {entity}: {pairs}. Only the JSON, please.",
-            "Here is a {entity}: {pairs}. Write it in JSON format.",
+            "Write one JSON object that describes this {entity}: {pairs}. Only the JSON.",
         ),
         _pairs,
     ),

@@ -87,9 +87,8 @@ TEMPLATES = (
         "sql",
         (
             "Insert a row into the SQL table {table} with {values}.",
-            "Add a row to the SQL table {table} with {values}.",
-            "INSERT statement for a row in {table}: {values}. Only the SQL.",
-            "Insert a row into the SQL table {table}: {values}. Only the SQL.",
+            "Write a SQL INSERT statement for the table {table} with {values}.",
+            "Insert one row with {values} into the SQL table {table}.",
         ),
         _insert,
     ),

@@ -32,11 +32,6 @@ def _tagged_items(dice: Dice) -> Fill:
     return {**_items(dice), "tag": dice.one(("ul", "ol", "unordered list", "ordered list"))}
 
 
-def _record(dice: Dice) -> Fill:
-    name, fields = words.entity(dice, 3, 4)
-    return {"entity": name.lower(), "pairs": ", ".join(f"{f.name} {f.value(dice)}" for f in fields)}
-
-
 def _style(dice: Dice) -> Fill:
     rules = (
         f"color {dice.one(words.COLORS)}",
@@ -70,7 +65,6 @@ TEMPLATES = (
         (
             "Write a Markdown list of {items}.",
             "Convert to a Markdown list: {items}.",
-            "Write a numbered Markdown list of {items}.",
         ),
         _items,
     ),
@@ -82,15 +76,6 @@ TEMPLATES = (
             "Write a Markdown table of {entity} with {columns}: {rows}. Only the table.",
         ),
         _rows,
-    ),
-    Template(
-        "html_record",
-        "table",
-        (
-            "Create an HTML {entity} card with {pairs}. Only the HTML.",
-            "Convert this {entity} to an HTML list: {pairs}.",
-        ),
-        _record,
     ),
     Template(
         "css_rule",

@@ -119,8 +119,8 @@ cli._compare = full
 SLEEP = """
 import time
 def slow(options):
-    print("ready", file=sys.stderr, flush=True)
     try:
+        print("ready", file=sys.stderr, flush=True)
         time.sleep(60)
     finally:
         if %r:

@@ -43,6 +43,8 @@ def evaluation(seen: float = 2.1, unseen: float = 1.9, ngram: float = 1.1) -> di
         return [*rows, {**rows[0], "task": "json"}]
 
     return {
+        "machine": {"cpu": "Good CPU", "cores": 2},
+        "serving": {"temperature": 0.0, "batch_size": 1},
         "acceptance": acceptance(0.0),
         "acceptance_before": acceptance(0.7),
         "decode": [
@@ -116,9 +118,8 @@ def test_whole_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for words in (
         "1.10",  # minutes of preparation
         "0.100 -> 0.800",
-        "2.10x [2.00, 2.20]",
+        "2.10 [2.00, 2.20]",
         "2.15",
-        "29/30",
         "[bold]x version 3 is now champion: first [/] one",
         "3 of 3 outputs equal plain decoding, 3.00 tokens per target call",
         "Next: serve",
