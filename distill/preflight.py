@@ -292,12 +292,7 @@ def _parameters(file: Path) -> int:
 
 
 def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
-    width = DTYPE_BYTES[recipe.target.dtype]
-    serving = (sizes.target + sizes.draft) * width
-    training = sizes.draft * TRAINING_BYTES + (sizes.target * width if recipe.train.signal == "live" else 0)
-    needed = (
-        int(1.2 * max(serving, training)) + GIB
-    )  # a fifth for activations and caches, and the runtime itself
+    needed = memory_needed(recipe, sizes)
     device = gpu()
     if device is None and sizes.target > CPU_LIMIT:
         text = (
@@ -308,6 +303,26 @@ def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
         return
     what, there = ("GPU memory", device[1]) if device else ("memory", machine_memory())
     yield _compare(what, needed, there)
+
+
+def memory_needed(recipe: Recipe, sizes: Sizes) -> int:
+    """Bytes at the peak of sampling or training, estimated for a Llama: parameters P = 12 layers hidden^2.
+
+    A cached token takes 2 layers * hidden / 4 numbers (a quarter of the heads are key-value heads), thus
+    P / (24 hidden); a trained one keeps some 34 layers * hidden, thus about 3 P / hidden. The mean text is
+    half as long as the longest.
+    """
+    width = DTYPE_BYTES[recipe.target.dtype]
+    longest = recipe.data.max_prompt_tokens + recipe.sample.max_new_tokens
+    cache = recipe.sample.batch_size * longest * sizes.target * width // (24 * sizes.hidden)
+    sampling = sizes.target * width + cache
+    activations = recipe.train.batch_size * longest // 2 * 3 * sizes.draft * width // sizes.hidden
+    training = sizes.draft * TRAINING_BYTES + activations
+    if recipe.train.signal == "live":
+        training += sizes.target * width
+    return (
+        int(1.1 * max(sampling, training)) + GIB
+    )  # a tenth for what is left out, and the libraries themselves
 
 
 def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> Iterator[Finding]:

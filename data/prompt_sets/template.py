@@ -40,10 +40,6 @@ class Dice:
         rest = list(items)
         return [rest.pop(self.below(len(rest))) for _ in range(count)]
 
-    def chance(self, probability: float) -> bool:
-        """True with the given probability."""
-        return self._random() < probability
-
     def digits(self, pattern: str) -> str:
         """`pattern` with every `#` replaced by a digit from 1 to 9."""
         return "".join(str(self.between(1, 9)) if letter == "#" else letter for letter in pattern)
