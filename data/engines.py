@@ -31,7 +31,9 @@ class Completion:
 
 
 class SamplingEngine(Protocol):
-    """Samples the target. Completions come in the order of the requests and depend on nothing but requests and model."""
+    """Samples the target. Completions come in the order of the requests and depend on nothing but requests
+    and model.
+    """
 
     def sample(
         self,

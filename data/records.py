@@ -1,4 +1,6 @@
-"""Samples of the target on disk: Parquet shards of token ids with a completion mask, and their signals beside them."""
+"""Samples of the target on disk: Parquet shards of token ids with a completion mask, and their signals beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class SampleRecord:
 
     def __post_init__(self) -> None:
         if len(self.input_ids) != len(self.completion_mask):
-            raise UserError(f"sample {self.prompt_id}: {len(self.input_ids)} ids, {len(self.completion_mask)} mask bits.")
+            raise UserError(
+                f"sample {self.prompt_id}: {len(self.input_ids)} ids, {len(self.completion_mask)} mask bits."
+            )
         if not any(self.completion_mask) or self.completion_mask[0]:
             raise UserError(f"sample {self.prompt_id}: it needs a prompt and at least one completion token.")
 
@@ -45,7 +49,7 @@ class SampleRecord:
 
 @dataclass
 class Batch:
-    """B padded records of at most T tokens, with the signals of their N completion tokens in row-major order."""
+    """B padded records of at most T tokens, and the signals of their N completion tokens, row by row."""
 
     input_ids: torch.Tensor
     """int64 `[B, T]`, padded on the right."""
@@ -111,8 +115,12 @@ def shard_path(directory: Path, index: int) -> Path:
     return directory / f"samples-{index:05d}.parquet"
 
 
-def write_shard(directory: Path, index: int, records: list[SampleRecord], signals: list[Signals] | None) -> None:
-    """Write a shard's records, and first their signals: the Parquet file's presence says that the shard is whole."""
+def write_shard(
+    directory: Path, index: int, records: list[SampleRecord], signals: list[Signals] | None
+) -> None:
+    """Write a shard's records, and first their signals: the Parquet file's presence says that the shard is
+    whole.
+    """
     from datasets import Dataset
 
     path = shard_path(directory, index)
@@ -150,14 +158,16 @@ def open_samples(directory: Path) -> Samples:
                 locations.append((signals, first))
                 first += record.completion_tokens
             if first != len(signals):
-                raise UserError(f"{signals_path(path)} holds {len(signals)} rows, its shard has {first}: sample again.")
+                raise UserError(
+                    f"{signals_path(path)} holds {len(signals)} rows, its shard has {first}: sample again."
+                )
     if not records:
         raise UserError(f"{directory} holds no samples; run the sampling stage first.")
     return Samples(records, locations if len(locations) == len(records) else None)
 
 
 def collate(samples: Samples, indices: Sequence[int], pad_id: int) -> Batch:
-    """Records `indices` as one batch, padded on the right with `pad_id` (masked, also where it equals EOS)."""
+    """Records `indices` as one batch, padded on the right with `pad_id` (masked, also where it is EOS)."""
     import torch
 
     records = [samples[i] for i in indices]

@@ -1,7 +1,8 @@
 """The sampling stage: the target's own continuations of the recipe's prompts, over an engine handed in.
 
-The plan of shards is fixed before the first token, so which samples exist never depends on timing or interruption: a shard is
-a fixed group of prompts, and the stage ends with the shard that reaches the token budget. A shard that is on disk is whole.
+The plan of shards is fixed before the first token, so which samples exist never depends on timing or
+interruption: a shard is a fixed group of prompts, and the stage ends with the shard that reaches the token
+budget. A shard that is on disk is whole.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class PlannedSample:
 
 
 def sample_seed(seed: int, prompt_id: str, sample_index: int) -> int:
-    """A 63-bit seed of (recipe seed, prompt, sample): a sample's randomness is its own, whatever the batch."""
+    """A 63-bit seed of (recipe seed, prompt, sample): its randomness is its own, whatever the batch."""
     digest = hashlib.sha256(f"{seed}/{prompt_id}/{sample_index}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
 
@@ -64,10 +65,11 @@ def sample_seed(seed: int, prompt_id: str, sample_index: int) -> int:
 def plan(
     prompts: Sequence[tuple[Prompt, Sequence[int]]], config: SampleConfig, *, held_out: int, seed: int
 ) -> Iterator[list[PlannedSample]]:
-    """Shards of planned samples, each of one split: the held-out ones first, then the training split in seeded order.
+    """Shards of planned samples, each of one split: the held-out ones first, then the training split in
+    seeded order.
 
-    `held_out` prompts each are taken for selection, for the test on seen and for the test on unseen templates. Test
-    prompts are sampled at every temperature; the others take turns.
+    `held_out` prompts each are taken for selection, for the test on seen and for the test on unseen
+    templates. Test prompts are sampled at every temperature; the others take turns.
     """
 
     def group(split: str, seen: bool) -> list[tuple[Prompt, Sequence[int]]]:
@@ -100,10 +102,11 @@ def run(
     directory: Path,
     on_tokens: Callable[[int], None],
 ) -> int:
-    """Sample into `directory`, shard by shard, until the training split has `config.tokens` tokens; how many it has.
+    """Sample into `directory`, shard by shard, until the training split has `config.tokens` tokens; how many
+    it has.
 
-    `prompts` come with their token ids. Shards that are on disk are kept and counted; `on_tokens` hears the new tokens of
-    every split. Raises UserError when the training prompts end far below the budget.
+    `prompts` come with their token ids. Shards that are on disk are kept and counted; `on_tokens` hears the
+    new tokens of every split. Raises UserError when the training prompts end far below the budget.
     """
     directory.mkdir(parents=True, exist_ok=True)
     total = 0
@@ -119,8 +122,8 @@ def run(
             return total
     if total < config.tokens // 2:
         raise UserError(
-            f"the training prompts gave {total} completion tokens, under half of sample.tokens = {config.tokens}: "
-            "add prompts, raise samples_per_prompt or lower the budget."
+            f"the training prompts gave {total} completion tokens, under half of sample.tokens = "
+            f"{config.tokens}: add prompts, raise samples_per_prompt or lower the budget."
         )
     return total
 
@@ -133,7 +136,7 @@ def sample_shard(
     index: int,
     on_tokens: Callable[[int], None],
 ) -> int:
-    """Sample one shard, one temperature after another, and write it in planned order; its completion tokens."""
+    """Sample one shard, a temperature at a time, and write it in planned order; its completion tokens."""
     completions: dict[int, Completion] = {}
     for temperature in config.temperature:
         places = [i for i, planned in enumerate(shard) if planned.temperature == temperature]

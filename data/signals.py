@@ -1,7 +1,9 @@
-"""Target signals: what the target knew when it chose each completion token, kept from the sampling pass itself.
+"""Target signals: what the target knew when it chose each completion token, kept from the sampling pass
+itself.
 
-With the last hidden state and the log-normaliser, the target's true probability of any subset of ids costs one product
-with those rows of its head: training never runs the target again, and a reduced vocabulary never needs the full head.
+With the last hidden state and the log-normaliser, the target's true probability of any subset of ids costs
+one product with those rows of its head: training never runs the target again, and a reduced vocabulary never
+needs the full head.
 
 Shapes: N completion tokens, H hidden size.
 """

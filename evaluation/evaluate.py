@@ -1,4 +1,5 @@
-"""The evaluation stage: acceptance, speed, losslessness and the cost model of one drafter, measure by measure.
+"""The evaluation stage: acceptance, speed, losslessness and the cost model of one drafter, measure by
+measure.
 
 Each measure is a JSON file of its own, so that an interrupted evaluation goes on with the next one.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,7 +86,9 @@ class Evaluation:
         self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=argmax)
 
     def acceptance(self, drafter: DraftModel) -> list[dict[str, Any]]:
-        """The three teacher-forced acceptances of `drafter` on the test samples, by split, temperature and task."""
+        """The three teacher-forced acceptances of `drafter` on the test samples, by split, temperature and
+        task.
+        """
         from evaluation.acceptance import summarise, teacher_forced
 
         head = self.model.get_output_embeddings().weight.detach()
@@ -105,7 +109,9 @@ class Evaluation:
         return [chosen[first : first + size] for first in range(0, len(chosen), size)]
 
     def decoders(self) -> dict[str, Decoder]:
-        """Plain decoding, the drafter at every K, and n-gram look-up at the smallest K, over one target runner."""
+        """Plain decoding, the drafter at every K, and n-gram look-up at the smallest K, over one target
+        runner.
+        """
         from evaluation.decoder.drafters import NgramDrafter
         from evaluation.decoder.engine import Decoder
 
@@ -124,7 +130,9 @@ class Evaluation:
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
 
     def decode(self, split: str, on_group: Callable[[], None]) -> dict[str, Any]:
-        """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain latencies."""
+        """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain
+        latencies.
+        """
         from evaluation.speed import drafting, latencies, race, speedup
 
         groups = self.groups(split)
@@ -152,7 +160,9 @@ class Evaluation:
         return {"plain": {"tokens_per_second": plain.tokens_per_second, **latencies(plain)}, "rows": rows}
 
     def identity(self, groups: list[list[Request]], plain: Any, speculative: Any) -> dict[str, int | None]:
-        """At temperature 0: how many outputs are plain decoding's, how many part at a near tie, how many by a bug."""
+        """At temperature 0: how many outputs are plain decoding's, how many part at a near tie, how many by a
+        bug.
+        """
         from evaluation.lossless import compare_greedy
 
         if not self.options.greedy:
@@ -177,7 +187,9 @@ class Evaluation:
         )
 
     def transformers_plain(self) -> float | None:
-        """Tokens/s of transformers' own static-cache decoding, None where the serving mode has no counterpart there."""
+        """Tokens/s of transformers' own static-cache decoding, None where the serving mode has no counterpart
+        there.
+        """
         from evaluation.speed import transformers_tokens_per_second
 
         if not self.options.greedy or self.serving.batch_size > 1:
@@ -197,7 +209,8 @@ def run(
 ) -> dict[str, Any]:
     """Every measure not yet in `directory`, then `evaluation.json`, which is also returned.
 
-    `before` is the drafter that training started from. `on_group` is called after every decoded group of prompts.
+    `before` is the drafter that training started from. `on_group` is called after every decoded group of
+    prompts.
     """
 
     def measure(name: str, compute: Callable[[], Any]) -> Any:
@@ -211,7 +224,7 @@ def run(
     costs = measure("costs", evaluation.costs)
     theirs = measure("transformers-plain", evaluation.transformers_plain)
     decoded = {
-        split: measure(f"decode-{split}", lambda split=split: evaluation.decode(split, on_group)) for split in SPLITS
+        split: measure(f"decode-{split}", partial(evaluation.decode, split, on_group)) for split in SPLITS
     }
     result = {
         "machine": machine,
@@ -228,7 +241,9 @@ def run(
 def summarise_speed(
     decoded: dict[str, dict[str, Any]], costs: dict[str, Any], theirs: float | None
 ) -> dict[str, Any]:
-    """The decode rows over the fastest plain path, with predictions, the best K, and the verdict in a sentence."""
+    """The decode rows over the fastest plain path, with predictions, the best K, and the verdict in a
+    sentence.
+    """
     from evaluation.speed import predict_speedup
 
     ours = next(part["plain"]["tokens_per_second"] for part in decoded.values() if part["plain"])
@@ -240,7 +255,9 @@ def summarise_speed(
         row["predicted_speedup"] = None
         if row["drafter"] == "model":
             tokens = row["tokens_per_target_call"]["mean"]
-            row["predicted_speedup"] = handicap * predict_speedup(tokens, costs, row["num_speculative_tokens"])
+            row["predicted_speedup"] = handicap * predict_speedup(
+                tokens, costs, row["num_speculative_tokens"]
+            )
         rows.append(row)
     best = best_row(rows)
     tokens, count = best["tokens_per_target_call"]["mean"], best["num_speculative_tokens"]

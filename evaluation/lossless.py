@@ -11,18 +11,25 @@ from evaluation.decoder.engine import Request
 from evaluation.decoder.runner import Runner
 
 Verdict = Literal["identical", "near_tie", "bug"]
-NOISE_MARGIN = 4.0  # a gap within this many times the measured noise is a tie that rounding may break either way
+NOISE_MARGIN = (
+    4.0  # a gap within this many times the measured noise is a tie that rounding may break either way
+)
 
 
-def compare_greedy(target: Runner, request: Request, plain: Sequence[int], speculative: Sequence[int]) -> Verdict:
+def compare_greedy(
+    target: Runner, request: Request, plain: Sequence[int], speculative: Sequence[int]
+) -> Verdict:
     """Compare two greedy continuations of one request.
 
-    Forwards of different widths round differently, so two ids whose logits agree up to that noise may swap. The noise is
-    measured where it matters: at the first divergence, between the logits of one wide forward and of single steps.
+    Forwards of different widths round differently, so two ids whose logits agree up to that noise may swap.
+    The noise is measured where it matters: at the first divergence, between the logits of one wide forward
+    and of single steps.
     """
     if list(plain) == list(speculative):
         return "identical"
-    shared = next((i for i, pair in enumerate(zip(plain, speculative, strict=False)) if pair[0] != pair[1]), None)
+    shared = next(
+        (i for i, pair in enumerate(zip(plain, speculative, strict=False)) if pair[0] != pair[1]), None
+    )
     if shared is None:  # one stops where the other goes on
         return "bug"
     context = torch.tensor([*request.prompt, *plain[:shared]])

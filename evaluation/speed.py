@@ -1,6 +1,8 @@
-"""Speed measured side by side: decoders take turns on the same prompts, and the cost model says what they should reach.
+"""Speed measured side by side: decoders take turns on the same prompts, and the cost model says what they
+should reach.
 
-All ratios come from one run on one machine. Seconds are wall clock; prefill (time to first token) is kept apart.
+All ratios come from one run on one machine. Seconds are wall clock; prefill (time to first token) is kept
+apart.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Timing:
 def race(
     decoders: dict[str, Decoder], groups: Sequence[Sequence[Request]], on_group: Callable[[], None]
 ) -> dict[str, Timing]:
-    """Decode every group with every decoder, taking turns in rotating order after a warm-up; the timings by name."""
+    """Decode every group with every decoder, taking turns in rotating order after a warm-up; the timings by
+    name.
+    """
     timings = {name: Timing() for name in decoders}
     names = list(decoders)
     warm_up = [Request(r.prompt, min(8, r.max_new_tokens), r.seed) for r in groups[0]]
@@ -66,7 +70,8 @@ def race(
 def speedup(plain: Timing, speculative: Timing, *, seed: int) -> dict[str, float]:
     """Speculative over plain tokens/s, paired by group, with a 95 % bootstrap interval over groups.
 
-    The ratio of total seconds per token; where both give the same tokens (temperature 0) it is the ratio of seconds.
+    The ratio of total seconds per token; where both give the same tokens (temperature 0) it is the ratio of
+    seconds.
     """
     plain_tokens, draft_tokens = np.array(plain.decoded_tokens), np.array(speculative.decoded_tokens)
     plain_seconds, draft_seconds = np.array(plain.decode_seconds), np.array(speculative.decode_seconds)
@@ -79,9 +84,9 @@ def speedup(plain: Timing, speculative: Timing, *, seed: int) -> dict[str, float
 def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
     """Tokens per target call and acceptance by position of a speculative decoder, from its rounds.
 
-    `conditional_acceptance[i]`: accepted at position i among the rounds that proposed it and accepted all before it;
-    `unconditional_acceptance[i]`: among all rounds that proposed it. Tokens per target call include the bonus token and
-    not the prefill's token; the interval is a bootstrap over rows.
+    `conditional_acceptance[i]`: accepted at position i among the rounds that proposed it and accepted all
+    before it; `unconditional_acceptance[i]`: among all rounds that proposed it. Tokens per target call
+    include the bonus token and not the prefill's token; the interval is a bootstrap over rows.
     """
     outputs = [output for group in timing.outputs for output in group if output.rounds]
     rounds = [pair for output in outputs for pair in output.rounds]
@@ -102,7 +107,9 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
 
 
 def latencies(timing: Timing) -> dict[str, float]:
-    """Milliseconds to the first token (TTFT) and per token after it (TPOT), median and 95th percentile over groups."""
+    """Milliseconds to the first token (TTFT) and per token after it (TPOT), median and 95th percentile over
+    groups.
+    """
     tokens = np.array(timing.decoded_tokens)
     per_token = np.array(timing.decode_seconds)[tokens > 0] / tokens[tokens > 0]
     result = {}
@@ -116,8 +123,8 @@ def measure_costs(
 ) -> dict[str, Any]:
     """Milliseconds of the forwards a round is made of, each at its true width, measured in turns; medians.
 
-    The first draft step of a round is two tokens wide, the others one; a verify forward is K + 1 wide. `cost_ratio` is a draft
-    step over a target step; `verify_overhead[K]` = verify / target step - 1.
+    The first draft step of a round is two tokens wide, the others one; a verify forward is K + 1 wide.
+    `cost_ratio` is a draft step over a target step; `verify_overhead[K]` = verify / target step - 1.
     """
 
     def step(runner: Runner, width: int, argmax: bool) -> Callable[[], Any]:
@@ -149,7 +156,9 @@ def measure_costs(
 
 
 def interleaved_medians(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median seconds of each step; the steps take turns, so that a slow moment of the machine hits all of them."""
+    """Median seconds of each step; the steps take turns, so that a slow moment of the machine hits all of
+    them.
+    """
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for repeat in range(COST_REPEATS + 2):
         for name, call in steps.items():
@@ -164,11 +173,13 @@ def interleaved_medians(steps: dict[str, Callable[[], Any]]) -> dict[str, float]
     return {name: median(values) for name, values in taken.items()}
 
 
-def predict_speedup(tokens_per_call: float, costs: dict[str, Any], count: int, *, cost_ratio: float | None = None) -> float:
+def predict_speedup(
+    tokens_per_call: float, costs: dict[str, Any], count: int, *, cost_ratio: float | None = None
+) -> float:
     """Speedup that the cost model expects: tokens per target call over a round's cost in target steps.
 
-    tau / (1 + c_first + (K - 1) c + v_K), the formula of Leviathan et al. 2023 (theorem 3.8) with each cost at its true
-    width. `cost_ratio` asks for another drafter's c (its first step then costs c too).
+    tau / (1 + c_first + (K - 1) c + v_K), the formula of Leviathan et al. 2023 (theorem 3.8) with each cost
+    at its true width. `cost_ratio` asks for another drafter's c (its first step then costs c too).
     """
     step = costs["cost_ratio"] if cost_ratio is None else cost_ratio
     first = costs["first_draft_step_ms"] / costs["target_step_ms"] if cost_ratio is None else cost_ratio
@@ -179,7 +190,9 @@ def predict_speedup(tokens_per_call: float, costs: dict[str, Any], count: int, *
 def transformers_tokens_per_second(
     model: PreTrainedModel, requests: Sequence[Request], eos_ids: Sequence[int]
 ) -> float:
-    """Plain greedy decoding by transformers' `generate` with its static cache, batch 1: tokens/s after the first token."""
+    """Plain greedy decoding by transformers' `generate` with its static cache, batch 1: tokens/s after the
+    first token.
+    """
     tokens, seconds = 0, 0.0
     for number, request in enumerate([requests[0], *requests]):  # the first request also warms up
         prompt = torch.tensor([list(request.prompt)], device=model.device)

@@ -1,4 +1,6 @@
-"""Grouped-query attention that reads each key and value once, registered with transformers' attention interface."""
+"""Grouped-query attention that reads each key and value once, registered with transformers' attention
+interface.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ def folded_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Grouped-query attention without repeating keys and values: the query groups are folded into the query length.
+    """Grouped-query attention without repeating keys and values: the query groups are folded into the query
+    length.
 
-    query `[B, KV * G, T, D]`, key and value `[B, KV, W, D]`, mask `[B, 1, G * T, W]` (already folded) -> `[B, T, KV * G, D]`.
+    query `[B, KV * G, T, D]`, key and value `[B, KV, W, D]`, mask `[B, 1, G * T, W]` (already folded) -> `[B,
+    T, KV * G, D]`.
     """
     batch, heads, width, size = query.shape
     kv_heads = key.shape[1]
     folded = query.reshape(batch, kv_heads, heads // kv_heads * width, size)
-    out = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    out = nn.functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=attention_mask, scale=scaling
+    )
     return out.reshape(batch, heads, width, size).transpose(1, 2), None
 
 

@@ -1,9 +1,10 @@
 """A static key-value cache in which every row writes at its own position.
 
-Rows are left aligned: the entry of position `i` stands in slot `i`. Rolling back moves a row's position; the rejected
-entries stay, masked, until they are overwritten. Nothing is ever cropped or copied.
+Rows are left aligned: the entry of position `i` stands in slot `i`. Rolling back moves a row's position; the
+rejected entries stay, masked, until they are overwritten. Nothing is ever cropped or copied.
 
-Shapes: B rows, T new tokens, S slots, W slots that the current forward may look at, H key-value heads, D head size.
+Shapes: B rows, T new tokens, S slots, W slots that the current forward may look at, H key-value heads, D head
+size.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """Cache of `batch_size` rows by `length` slots for `num_layers` layers; `place` says where the next forward writes."""
+    """Cache of `batch_size` rows by `length` slots for `num_layers` layers; `place` says where the next
+    forward writes.
+    """
 
     def __init__(self, num_layers: int, batch_size: int, length: int) -> None:
         super().__init__(layers=[RaggedLayer(self) for _ in range(num_layers)])
@@ -70,12 +73,16 @@ class RaggedCache(Cache):
         self.window = length
 
     def place(self, index: torch.Tensor, rows: slice, window: int) -> None:
-        """The next forward writes rows `rows` at slots `index` (int64 `[B, T]`) and reads slots `[0, window)`."""
+        """The next forward writes rows `rows` at slots `index` (int64 `[B, T]`) and reads slots `[0,
+        window)`.
+        """
         assert window <= self.length, f"window {window} exceeds the cache's {self.length} slots"
         self.index, self.rows, self.window = index, rows, window
 
     def copy_prefix(self, source: int, destination: int, length: int) -> None:
-        """Copy the first `length` entries of row `source` to row `destination` (a prompt prefix computed once)."""
+        """Copy the first `length` entries of row `source` to row `destination` (a prompt prefix computed
+        once).
+        """
         for layer in self.layers:
             layer.keys[destination, :, :length] = layer.keys[source, :, :length]
             layer.values[destination, :, :length] = layer.values[source, :, :length]

@@ -1,6 +1,7 @@
 """Drafters: who proposes the next K tokens. One protocol, several kinds.
 
-Shapes: B active rows, K drafted tokens, V target vocabulary, Vd rows of a reduced draft head, H target hidden size.
+Shapes: B active rows, K drafted tokens, V target vocabulary, Vd rows of a reduced draft head, H target hidden
+size.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class DraftModel:
 
     model: PreTrainedModel
     vocab: torch.Tensor | None = None
-    """int64 `[Vd]`, ascending target ids: row j of the head is target id `vocab[j]`. None: the full vocabulary."""
+    """int64 `[Vd]`, ascending target ids: row j of the head is target id `vocab[j]`. None: the full
+    vocabulary.
+    """
 
 
 @dataclass
@@ -29,11 +32,15 @@ class DraftState:
     """What a drafter may look at when a round begins."""
 
     tokens: torch.Tensor
-    """int64 `[B, S]`: prompt and emitted tokens; the last of row b stands at `position[b]`, what follows is stale."""
+    """int64 `[B, S]`: prompt and emitted tokens; the last of row b stands at `position[b]`, what follows is
+    stale.
+    """
     position: torch.Tensor
     """int64 `[B]`: position of the last emitted token, which no model has seen yet."""
     features: torch.Tensor
-    """`[B, H]`: the target's last hidden state of the position before, which predicted the last emitted token."""
+    """`[B, H]`: the target's last hidden state of the position before, which predicted the last emitted
+    token.
+    """
     uniforms: torch.Tensor
     """float64 `[B, K]`: a uniform number per draft."""
 
@@ -47,7 +54,9 @@ class Draft:
     proposed: torch.Tensor
     """int64 `[B]`."""
     probs: torch.Tensor | None
-    """`[B, K, V]`, exactly what each token was drawn from; None where tokens were chosen, not drawn (one-hot)."""
+    """`[B, K, V]`, exactly what each token was drawn from; None where tokens were chosen, not drawn
+    (one-hot).
+    """
 
 
 class Drafter(Protocol):
@@ -90,8 +99,8 @@ class ModelDrafter:
 
     def draft(self, state: DraftState, count: int) -> Draft:
         batch = state.position.shape[0]
-        # The first step is two tokens wide: after a fully accepted round the cache lacks the last drafted token, and
-        # feeding it again otherwise writes the same entry. So no round needs an extra forward.
+        # The first step is two tokens wide: after a fully accepted round the cache lacks the last drafted
+        # token, and feeding it again otherwise writes the same entry. So no round needs an extra forward.
         pair = torch.stack((state.position - 1, state.position), dim=1)
         inputs, start = state.tokens.gather(1, pair), state.position - 1
         ids, probs = [], []
@@ -105,7 +114,9 @@ class ModelDrafter:
         return Draft(torch.stack(ids, dim=1), proposed, None if self.argmax else torch.stack(probs, dim=1))
 
     def choose(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token id `[B]` and the distribution `[B, V]` over target ids it was drawn from (empty for an argmax)."""
+        """A token id `[B]` and the distribution `[B, V]` over target ids it was drawn from (empty for an
+        argmax).
+        """
         if self.argmax:
             index = logits.argmax(dim=-1)
             return index if self.vocab is None else self.vocab[index], logits.new_empty(0)
@@ -117,9 +128,11 @@ class ModelDrafter:
 
 
 class NgramDrafter:
-    """Prompt look-up: copy what followed the latest earlier occurrence of the last tokens. Untrained, the control.
+    """Prompt look-up: copy what followed the latest earlier occurrence of the last tokens. Untrained, the
+    control.
 
-    Looks for the longest match of `longest` down to `shortest` tokens (Saxena 2023, "prompt lookup decoding").
+    Looks for the longest match of `longest` down to `shortest` tokens (Saxena 2023, "prompt lookup
+    decoding").
     """
 
     def __init__(self, longest: int = 3, shortest: int = 1) -> None:
@@ -144,7 +157,9 @@ class NgramDrafter:
         return Draft(ids[:, :width].to(device), proposed.to(device), None)
 
     def look_up(self, tokens: list[int], count: int) -> list[int]:
-        """The up to `count` tokens that followed the latest earlier occurrence of the longest matching suffix."""
+        """The up to `count` tokens that followed the latest earlier occurrence of the longest matching
+        suffix.
+        """
         for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             suffix = tokens[-size:]
             for start in range(len(tokens) - size - 1, -1, -1):

@@ -1,8 +1,9 @@
 """The decoder: plain and speculative decoding of a batch of ragged rows, one code path.
 
-A round drafts up to K tokens per row, runs the target once over the last emitted token and the drafts (width K + 1),
-accepts a prefix, and emits it with one token more. Plain decoding is the same round with no drafts. Active rows are kept
-contiguous: a finished row's slot is refilled from the queue, or else taken by the last active row.
+A round drafts up to K tokens per row, runs the target once over the last emitted token and the drafts (width
+K + 1), accepts a prefix, and emits it with one token more. Plain decoding is the same round with no drafts.
+Active rows are kept contiguous: a finished row's slot is refilled from the queue, or else taken by the last
+active row.
 
 Shapes: B active rows, K drafted tokens, S positions, V vocabulary, H hidden size.
 """
@@ -39,7 +40,9 @@ class States:
     hidden: list[torch.Tensor] = field(default_factory=list)
     """pieces of `[n, H]`: the last hidden state after the final norm."""
     logits_summary: list[torch.Tensor] = field(default_factory=list)
-    """pieces of float64 `[n, 2]`: log-sum-exp of the logits over the signal temperature, and the most likely id."""
+    """pieces of float64 `[n, 2]`: log-sum-exp of the logits over the signal temperature, and the most likely
+    id.
+    """
 
 
 @dataclass
@@ -69,10 +72,11 @@ class Row:
 
 
 class Decoder:
-    """Decodes requests with a target and, optionally, a drafter that proposes `num_speculative_tokens` per round.
+    """Decodes requests with a target and, optionally, a drafter that proposes `num_speculative_tokens` per
+    round.
 
-    The output follows the target's own distribution, whatever the drafter: at temperature 0 it is plain decoding's output
-    up to floating-point near ties between forwards of different widths.
+    The output follows the target's own distribution, whatever the drafter: at temperature 0 it is plain
+    decoding's output up to floating-point near ties between forwards of different widths.
     """
 
     def __init__(
@@ -86,9 +90,13 @@ class Decoder:
         keep_states: bool = False,
         signal_temperature: float = 1.0,
     ) -> None:
-        """Decoders may share one `target` runner, as long as they take turns: a generation starts from empty rows."""
+        """Decoders may share one `target` runner, as long as they take turns: a generation starts from empty
+        rows.
+        """
         if (drafter is None) != (num_speculative_tokens == 0):
-            raise UserError("speculative decoding needs a drafter and num_speculative_tokens >= 1; plain neither.")
+            raise UserError(
+                "speculative decoding needs a drafter and num_speculative_tokens >= 1; plain neither."
+            )
         self.runner = target
         self.eos_ids = frozenset(eos_ids)
         self.options = options
@@ -99,9 +107,7 @@ class Decoder:
         device, batch_size = target.device, target.cache.num_rows
         self.tokens = torch.zeros(batch_size, target.length + 1, dtype=torch.int64, device=device)
         self.position = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self.features = torch.zeros(
-            batch_size, target.hidden_size, dtype=target.dtype, device=device
-        )
+        self.features = torch.zeros(batch_size, target.hidden_size, dtype=target.dtype, device=device)
         self.uniforms = Uniforms(batch_size, device)
         self.rows: list[Row] = []
         self.prefill_seconds = 0.0
@@ -153,7 +159,7 @@ class Decoder:
             )
 
     def start(self, row: Row, slot: int, shared: int) -> None:
-        """Prefill a row into `slot` and emit its first token; `shared` leading tokens are copied from row 0."""
+        """Prefill a row into `slot` and emit its first token; `shared` leading tokens come from row 0."""
         prompt = torch.tensor(row.request.prompt, device=self.runner.device)
         if shared:
             self.runner.cache.copy_prefix(0, slot, shared)
@@ -210,8 +216,12 @@ class Decoder:
             if draft_probs is None:
                 draft_probs = torch.zeros_like(target_probs[:, :-1]).scatter_(2, drafted[..., None], 1)
             accept = accept_probabilities(target_probs, draft_probs, drafted)
-            accepted = count_accepted(numbers[:, self.count : self.count + drafted.shape[1]] < accept, proposed)
-            token = draw(next_token_probs(target_probs, draft_probs, accepted, proposed), numbers[:, -1])[:, None]
+            accepted = count_accepted(
+                numbers[:, self.count : self.count + drafted.shape[1]] < accept, proposed
+            )
+            token = draw(next_token_probs(target_probs, draft_probs, accepted, proposed), numbers[:, -1])[
+                :, None
+            ]
 
         # Drafts and then the next token go behind the last token; what stands behind the next token is stale.
         slots = position[:, None] + self.runner.slots[1 : drafted.shape[1] + 1]
@@ -263,7 +273,9 @@ class Decoder:
 
 
 def common_prefix(prompts: Sequence[Sequence[int]]) -> int:
-    """Number of leading tokens that all prompts share, at least one short of the shortest prompt (0 for one prompt)."""
+    """Number of leading tokens that all prompts share, at least one short of the shortest prompt (0 for one
+    prompt).
+    """
     if len(prompts) < 2:
         return 0
     low, high = min(map(list, prompts)), max(map(list, prompts))

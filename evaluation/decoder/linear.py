@@ -1,8 +1,10 @@
-"""Linear layers with weights packed once for oneDNN: the widths of a verify forward (2-16 rows) get several times faster.
+"""Linear layers with weights packed once for oneDNN: the widths of a verify forward (2-16 rows) get several
+times faster.
 
-A float32 product of a few rows reads the weights at a third of the memory's speed with torch's default kernels, because
-they are packed anew at every call. Packed once, a forward of width 5 costs little more than one of width 1, which is what
-makes speculation pay on a CPU. The operators are private to torch, so they are tried once and left alone where they fail.
+A float32 product of a few rows reads the weights at a third of the memory's speed with torch's default
+kernels, because they are packed anew at every call. Packed once, a forward of width 5 costs little more than
+one of width 1, which is what makes speculation pay on a CPU. The operators are private to torch, so they are
+tried once and left alone where they fail.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | N
 
 @cache
 def packing_works() -> bool:
-    """Whether this torch build has the operators and they give the product that `nn.functional.linear` gives."""
+    """Whether this torch build has the operators and they agree with `nn.functional.linear`."""
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(5, 24, generator=generator), torch.randn(40, 24, generator=generator)
     try:
@@ -46,13 +48,15 @@ class PackedLinear(nn.Module):
         self.packed = pack(linear.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() == x.shape[-1]:  # a matrix-vector product is memory bound either way and needs no packing
+        if (
+            x.numel() == x.shape[-1]
+        ):  # a matrix-vector product is memory bound either way and needs no packing
             return nn.functional.linear(x, self.weight, self.bias)
         return packed_product(x, self.packed, self.bias)
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Swap every float32 `nn.Linear` of the model for a `PackedLinear`, in place, where this torch build can."""
+    """Swap every float32 `nn.Linear` for a `PackedLinear`, in place, where this torch build can."""
     if not packing_works():
         return
     for module in list(model.modules()):

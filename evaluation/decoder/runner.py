@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+
 import torch
 from transformers import PreTrainedModel
 
@@ -20,7 +21,9 @@ PREFILL_CHUNK = 512  # bounds the memory of a long prompt's forward
 
 
 def check_can_roll_back(model: PreTrainedModel) -> None:
-    """Raise UserError when the model's state cannot be rolled back by moving a position, naming model and reason."""
+    """Raise UserError when the model's state cannot be rolled back by moving a position, naming model and
+    reason.
+    """
     config = model.config.get_text_config()
     name = type(model).__name__
     sliding = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
@@ -37,17 +40,21 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
     elif (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope"):
         reason = "its rotary frequencies depend on the longest row of a batch"
     if reason:
-        raise UserError(f"{name} cannot be decoded speculatively here: {reason}. Choose a full-attention causal LM.")
+        raise UserError(
+            f"{name} cannot be decoded speculatively here: {reason}. Choose a full-attention causal LM."
+        )
 
 
 class Runner:
     """A causal LM that decodes `batch_size` ragged rows of at most `max_length` positions.
 
-    The model's modules are copied (its parameters are shared), so the caller's model stays as it was. `optimize` swaps
-    linear layers for packed ones on a CPU (see `linear.py`).
+    The model's modules are copied (its parameters are shared), so the caller's model stays as it was.
+    `optimize` swaps linear layers for packed ones on a CPU (see `linear.py`).
     """
 
-    def __init__(self, model: PreTrainedModel, batch_size: int, max_length: int, *, optimize: bool = True) -> None:
+    def __init__(
+        self, model: PreTrainedModel, batch_size: int, max_length: int, *, optimize: bool = True
+    ) -> None:
         check_can_roll_back(model)
         config = model.config.get_text_config()
         limit = getattr(config, "max_position_embeddings", None)
@@ -63,7 +70,9 @@ class Runner:
         heads = config.num_attention_heads
         self.groups = heads // getattr(config, "num_key_value_heads", heads)
         # Models whose attention does not go through the interface keep their own.
-        self.folded = getattr(model, "_supports_attention_backend", False) and config._attn_implementation == "sdpa"
+        self.folded = (
+            getattr(model, "_supports_attention_backend", False) and config._attn_implementation == "sdpa"
+        )
         if self.folded:
             self.model.config._attn_implementation = FOLDED_ATTENTION
         if optimize and self.device.type == "cpu":
@@ -71,17 +80,22 @@ class Runner:
         self.backbone = getattr(self.model, self.model.base_model_prefix)
         self.head = self.model.get_output_embeddings()
         parameters = inspect.signature(self.backbone.forward).parameters
-        self.cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
+        self.cache_name = (
+            "cache" if "cache" in parameters else "past_key_values"
+        )  # renamed in transformers 5.24
         self.length = (max_length + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP
         self.cache = RaggedCache(config.num_hidden_layers, batch_size, self.length)
         self.slots = torch.arange(self.length, device=self.device)
 
     @torch.inference_mode()
     def forward(self, ids: torch.Tensor, start: torch.Tensor, rows: slice | None = None) -> torch.Tensor:
-        """Hidden states `[B, T, H]` after the final norm for token ids `[B, T]` whose first stands at position `start [B]`."""
+        """Hidden states `[B, T, H]` after the final norm for token ids `[B, T]` whose first stands at
+        position `start [B]`.
+        """
         width = ids.shape[1]
         positions = start[:, None] + self.slots[:width]
-        # On a CPU the positions are at hand; on a GPU reading them would stop the stream, so all slots stay in view.
+        # On a CPU the positions are at hand; on a GPU reading them would stop the stream, so all slots stay
+        # in view.
         window = self.length
         if self.device.type == "cpu":
             last = int(positions.max()) + 1
@@ -98,7 +112,9 @@ class Runner:
         return hidden
 
     def prefill(self, prompt: torch.Tensor, row: int, start: int = 0) -> torch.Tensor:
-        """Read prompt int64 `[n]` into row `row` from position `start` on; the last position's hidden state `[1, H]`."""
+        """Read prompt int64 `[n]` into row `row` from position `start` on; the last position's hidden state
+        `[1, H]`.
+        """
         begin = torch.tensor([start], device=self.device)
         for chunk in prompt.to(self.device).split(PREFILL_CHUNK):
             hidden = self.forward(chunk[None], begin, slice(row, row + 1))
@@ -106,7 +122,9 @@ class Runner:
         return hidden[:, -1]
 
     def mask(self, positions: torch.Tensor, window: int) -> torch.Tensor:
-        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own position."""
+        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own
+        position.
+        """
         hidden = self.slots[:window] > positions[:, None, :, None]
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(hidden, torch.finfo(self.dtype).min)

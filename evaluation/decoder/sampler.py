@@ -1,4 +1,6 @@
-"""The built-in sampling engine: plain decoding by our own decoder, which keeps the target's signals in the same pass."""
+"""The built-in sampling engine: plain decoding by our own decoder, which keeps the target's signals in the
+same pass.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From logits to the distribution that is really sampled, and from a uniform number to a token.
 
-Whatever changes the distribution is applied to both models before they are compared, so that `draft_probs` is exactly what
-the draft was drawn from. Shapes: any leading `...`, V vocabulary.
+Whatever changes the distribution is applied to both models before they are compared, so that `draft_probs` is
+exactly what the draft was drawn from. Shapes: any leading `...`, V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SamplingOptions:
 def probabilities(logits: torch.Tensor, options: SamplingOptions) -> torch.Tensor:
     """The sampling distribution `[..., V]` of logits `[..., V]` (dtype kept) at a temperature above 0.
 
-    softmax(logits / temperature), then the nucleus: the smallest set of most likely tokens whose mass reaches top_p,
-    renormalised (Holtzman et al. 2020, arXiv 1904.09751).
+    softmax(logits / temperature), then the nucleus: the smallest set of most likely tokens whose mass reaches
+    top_p, renormalised (Holtzman et al. 2020, arXiv 1904.09751).
     """
     assert not options.greedy, "greedy decoding compares argmaxes and needs no distribution"
     probs = torch.softmax(logits / options.temperature, dim=-1)
@@ -48,9 +48,11 @@ def probabilities(logits: torch.Tensor, options: SamplingOptions) -> torch.Tenso
 
 
 def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 `[...]` drawn from probs `[..., V]` with uniform numbers float64 `[...]` in [0, 1), by inversion.
+    """Tokens int64 `[...]` drawn from probs `[..., V]` with uniform numbers float64 `[...]` in [0, 1), by
+    inversion.
 
-    The cumulative sum is taken in float64: in float32 its rounding over a large vocabulary would shift probabilities.
+    The cumulative sum is taken in float64: in float32 its rounding over a large vocabulary would shift
+    probabilities.
     """
     cumulative = probs.double().cumsum(dim=-1)
     threshold = uniform[..., None] * cumulative[..., -1:]
@@ -59,7 +61,9 @@ def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 class Uniforms:
-    """A private stream of uniform numbers per row, from the row's seed: what a row draws never depends on its batch."""
+    """A private stream of uniform numbers per row, from the row's seed: what a row draws never depends on its
+    batch.
+    """
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.generators = [torch.Generator() for _ in range(rows)]
@@ -70,7 +74,10 @@ class Uniforms:
 
     def move(self, source: int, destination: int) -> None:
         """Give the stream of row `source` to row `destination`."""
-        self.generators[destination], self.generators[source] = self.generators[source], self.generators[destination]
+        self.generators[destination], self.generators[source] = (
+            self.generators[source],
+            self.generators[destination],
+        )
 
     def next(self, rows: int, count: int) -> torch.Tensor:
         """float64 `[rows, count]` for the first `rows` rows."""

@@ -11,18 +11,26 @@ from data.signals import Signals
 def record(ids: list[int], prompt_length: int, **changes: object) -> SampleRecord:
     mask = [i >= prompt_length for i in range(len(ids))]
     values = {
-        "prompt_id": "p", "task": "json", "template": "t", "split": "train", "seen_template": True, "sample_index": 0,
-        "temperature": 0.0, "seed": 1, "input_ids": ids, "completion_mask": mask, "finish_reason": "stop",
+        "prompt_id": "p", "task": "json", "template": "t", "split": "train", "seen_template": True,
+        "sample_index": 0, "temperature": 0.0, "seed": 1, "input_ids": ids, "completion_mask": mask,
+        "finish_reason": "stop",
     }  # fmt: skip
     return SampleRecord(**{**values, **changes})
 
 
 def signals(count: int, value: float) -> Signals:
-    return Signals(torch.full((count, 4), value), torch.full((count,), value), torch.full((count,), int(value)))
+    return Signals(
+        torch.full((count, 4), value), torch.full((count,), value), torch.full((count,), int(value))
+    )
 
 
 def write_two_shards(directory: Path) -> None:
-    write_shard(directory, 0, [record([5, 6, 7, 2], 2), record([5, 2], 1, split="test")], [signals(2, 1), signals(1, 2)])
+    write_shard(
+        directory,
+        0,
+        [record([5, 6, 7, 2], 2), record([5, 2], 1, split="test")],
+        [signals(2, 1), signals(1, 2)],
+    )
     write_shard(directory, 1, [record([8, 9, 10, 11, 2], 1, temperature=1.0)], [signals(4, 3)])
 
 
@@ -44,7 +52,10 @@ def test_a_batch_masks_padding_also_where_the_pad_id_is_eos(tmp_path: Path) -> N
     assert batch.input_ids.tolist() == [[8, 9, 10, 11, 2], [5, 2, 2, 2, 2]]
     assert batch.attention_mask.tolist() == [[1] * 5, [1, 1, 0, 0, 0]]
     # The first answer token and the real EOS are trained; padding EOS is not.
-    assert batch.completion_mask.tolist() == [[False, True, True, True, True], [False, True, False, False, False]]
+    assert batch.completion_mask.tolist() == [
+        [False, True, True, True, True],
+        [False, True, False, False, False],
+    ]
     assert batch.signals is not None
     assert batch.signals.hidden[:, 0].tolist() == [3, 3, 3, 3, 2]
 

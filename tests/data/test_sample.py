@@ -40,7 +40,8 @@ def prompts(count: int = 300) -> list[tuple[Prompt, list[int]]]:
         return [("select", True), ("test", True), ("test", False)][i % 3] if i < 60 else ("train", True)
 
     return [
-        (Prompt(f"id{i}", "s", "task", "template", (("user", str(i)),), *split(i)), [i % 40, i % 7]) for i in range(count)
+        (Prompt(f"id{i}", "s", "task", "template", (("user", str(i)),), *split(i)), [i % 40, i % 7])
+        for i in range(count)
     ]
 
 
@@ -48,7 +49,9 @@ CONFIG = SampleConfig(temperature=[0.0, 1.0], max_new_tokens=8, tokens=400)
 
 
 def sample(directory: Path, engine: ScriptedEngine, config: SampleConfig = CONFIG) -> int:
-    return run(prompts(), engine, config, held_out=5, seed=1, directory=directory, on_tokens=lambda count: None)
+    return run(
+        prompts(), engine, config, held_out=5, seed=1, directory=directory, on_tokens=lambda count: None
+    )
 
 
 def contents(directory: Path) -> list[tuple]:
@@ -94,7 +97,7 @@ def test_a_samples_seed_is_its_own() -> None:
 
 
 def test_too_few_prompts_for_the_budget_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="under half of sample.tokens"):
+    with pytest.raises(UserError, match=r"under half of sample\.tokens"):
         sample(tmp_path, ScriptedEngine(), CONFIG.model_copy(update={"tokens": 100_000}))
 
 

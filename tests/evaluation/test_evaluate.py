@@ -1,4 +1,6 @@
-"""The evaluation stage on tiny models: what it writes, that it resumes, and that its verdicts follow the numbers."""
+"""The evaluation stage on tiny models: what it writes, that it resumes, and that its verdicts follow the
+numbers.
+"""
 
 import json
 from pathlib import Path
@@ -10,7 +12,15 @@ from data.records import Samples, open_samples, write_shard
 from evaluation.decoder.drafters import DraftModel
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampler import BuiltinSampler
-from evaluation.evaluate import EvaluateConfig, Evaluation, ServingConfig, best_row, run, summarise_speed, verdict
+from evaluation.evaluate import (
+    EvaluateConfig,
+    Evaluation,
+    ServingConfig,
+    best_row,
+    run,
+    summarise_speed,
+    verdict,
+)
 from tests.data.test_records import record
 from tests.evaluation.decoder.tiny_models import llama, prompts
 
@@ -30,7 +40,12 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
         done = engine.sample(wanted, temperature=temperature, max_new_tokens=12, on_tokens=lambda count: None)
         for number, (request, completion) in enumerate(zip(wanted, done, strict=True)):
             ids = [*request.prompt, *completion.tokens]
-            changes = {"prompt_id": str(number), "split": "test", "temperature": temperature, "seen_template": number < 4}
+            changes = {
+                "prompt_id": str(number),
+                "split": "test",
+                "temperature": temperature,
+                "seen_template": number < 4,
+            }
             records.append(record(ids, len(request.prompt), **changes))
             signals.append(completion.signals)
     write_shard(directory, 0, records, signals)
@@ -120,8 +135,12 @@ def test_speedup_is_over_the_fastest_plain_path() -> None:
     slower = summarise_speed(decoded, COSTS, theirs=5.0)
     assert slower["decode"][0]["speedup"]["mean"] == 2.0 and slower["plain"]["fastest"] == "ours"
     faster = summarise_speed(decoded, COSTS, theirs=20.0)
-    assert faster["decode"][0]["speedup"]["mean"] == 1.0 and faster["plain"]["fastest"] == "transformers_static"
-    assert faster["decode"][0]["predicted_speedup"] == pytest.approx(slower["decode"][0]["predicted_speedup"] / 2)
+    assert (
+        faster["decode"][0]["speedup"]["mean"] == 1.0 and faster["plain"]["fastest"] == "transformers_static"
+    )
+    assert faster["decode"][0]["predicted_speedup"] == pytest.approx(
+        slower["decode"][0]["predicted_speedup"] / 2
+    )
 
 
 def test_the_best_row_is_the_drafters_fastest_on_seen_templates() -> None:
@@ -130,7 +149,9 @@ def test_the_best_row_is_the_drafters_fastest_on_seen_templates() -> None:
     assert best_row([rows[2], rows[3]]) == rows[2]
 
 
-@pytest.mark.parametrize(("mean", "said"), [(2.0, "Serve with 4"), (0.5, "Do not speculate"), (1.0, "No clear gain")])
+@pytest.mark.parametrize(
+    ("mean", "said"), [(2.0, "Serve with 4"), (0.5, "Do not speculate"), (1.0, "No clear gain")]
+)
 def test_the_verdict_follows_the_interval(mean: float, said: str) -> None:
     assert said in verdict(row(4, mean))
 

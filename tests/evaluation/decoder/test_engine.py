@@ -1,4 +1,6 @@
-"""The whole decoder on random tiny models: exact at temperature 0, the target's law when sampling, exact stop rules."""
+"""The whole decoder on random tiny models: exact at temperature 0, the target's law when sampling, exact stop
+rules.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ GREEDY = SamplingOptions()
 EOS = 7
 
 
-def decoder(target, drafter_model=None, count=0, batch=4, options=GREEDY, vocab=None, argmax=False, **changes) -> Decoder:
+def decoder(
+    target, drafter_model=None, count=0, batch=4, options=GREEDY, vocab=None, argmax=False, **changes
+) -> Decoder:
     runner = Runner(target, batch, 128)
     drafter = None
     if drafter_model == "ngram":
@@ -41,7 +45,11 @@ def test_plain_greedy_equals_transformers_generate(name: str) -> None:
     for request, output in zip(requests(), decoder(model, batch=3).generate(requests()), strict=True):
         prompt = torch.tensor([request.prompt])
         expected = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=24, do_sample=False, eos_token_id=EOS,
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=EOS,
             pad_token_id=0,
         )[0, len(request.prompt) :].tolist()
         assert output.tokens == expected
@@ -53,7 +61,12 @@ def test_plain_greedy_equals_transformers_generate(name: str) -> None:
 def test_speculative_greedy_equals_plain(drafter: str, count: int) -> None:
     target = llama(0)
     vocab = None
-    model: object = {"other": llama(5), "ngram": "ngram", "self": target, "reduced": llama(6, vocab_size=VOCAB)}[drafter]
+    model: object = {
+        "other": llama(5),
+        "ngram": "ngram",
+        "self": target,
+        "reduced": llama(6, vocab_size=VOCAB),
+    }[drafter]
     if drafter == "reduced":
         vocab = torch.arange(0, VOCAB, 3)
         model.lm_head.weight = torch.nn.Parameter(target.lm_head.weight[vocab].detach())
@@ -118,12 +131,16 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing() -> None:
 def test_kept_states_predict_the_emitted_tokens() -> None:
     target = llama(0)
     wanted = requests()
-    for request, output in zip(wanted, decoder(target, llama(5), 3, keep_states=True).generate(wanted), strict=True):
+    for request, output in zip(
+        wanted, decoder(target, llama(5), 3, keep_states=True).generate(wanted), strict=True
+    ):
         count = len(output.tokens)
         hidden = torch.cat(output.states.hidden)[:count]
         summary = torch.cat(output.states.logits_summary)[:count]
         with torch.inference_mode():
-            logits = target(torch.tensor([[*request.prompt, *output.tokens]])).logits[0, len(request.prompt) - 1 : -1]
+            logits = target(torch.tensor([[*request.prompt, *output.tokens]])).logits[
+                0, len(request.prompt) - 1 : -1
+            ]
         assert torch.allclose(target.lm_head(hidden), logits, atol=2e-4)
         assert torch.allclose(summary[:, 0].float(), logits.logsumexp(-1), atol=2e-4)
         assert summary[:, 1].long().tolist() == output.tokens

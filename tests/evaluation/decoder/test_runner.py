@@ -53,7 +53,7 @@ def test_prefill_in_chunks_equals_one_piece(chunk: int, monkeypatch: pytest.Monk
 
 def test_a_model_that_cannot_roll_back_is_refused_by_name() -> None:
     sliding = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=16))
-    with pytest.raises(UserError, match="Mistral.*sliding_attention"):
+    with pytest.raises(UserError, match=r"Mistral.*sliding_attention"):
         Runner(sliding, 1, 64)
 
 

@@ -1,4 +1,6 @@
-"""Losslessness by exact enumeration of the very functions that the engine calls, in float64, with controls that fail."""
+"""Losslessness by exact enumeration of the very functions that the engine calls, in float64, with controls
+that fail.
+"""
 
 import itertools
 
@@ -30,7 +32,9 @@ class ContextModel:
 
 
 def joint_law(target: ContextModel, draft: ContextModel, next_probs=next_token_probs) -> torch.Tensor:
-    """Exact law `[V] * (K + 1)` of the first K + 1 tokens: a round, then plain target draws where it fell short."""
+    """Exact law `[V] * (K + 1)` of the first K + 1 tokens: a round, then plain target draws where it fell
+    short.
+    """
     law = torch.zeros([V] * (K + 1), dtype=torch.float64)
     for drafted in itertools.product(range(V), repeat=K):
         weight = torch.prod(torch.stack([draft.table[drafted[:i]][drafted[i]] for i in range(K)]))
@@ -100,9 +104,9 @@ def test_a_wrong_rule_changes_the_law(wrong) -> None:
 
 def test_acceptance_is_one_minus_the_total_variation_distance() -> None:
     target, draft = ContextModel(0).table[()], ContextModel(1).table[()]
-    accept = accept_probabilities(
-        target.expand(V, 2, V), draft.expand(V, 1, V), torch.arange(V)[:, None]
-    )[:, 0]
+    accept = accept_probabilities(target.expand(V, 2, V), draft.expand(V, 1, V), torch.arange(V)[:, None])[
+        :, 0
+    ]
     assert torch.allclose((draft * accept).sum(), 1 - 0.5 * (target - draft).abs().sum(), atol=1e-12)
 
 
