@@ -1,10 +1,8 @@
-"""Linear layers with weights packed once for oneDNN: the widths of a verify forward (2-16 rows) get several
-times faster.
+"""Linear layers with weights packed once for oneDNN, where that makes the widths of a verify forward (2-16 rows) faster.
 
-A float32 product of a few rows reads the weights at a third of the memory's speed with torch's default
-kernels, because they are packed anew at every call. Packed once, a forward of width 5 costs little more than
-one of width 1, which is what makes speculation pay on a CPU. The operators are private to torch, so they are
-tried once and left alone where they fail.
+A float32 product of a few rows can cost twice one of a single row with torch's default kernels, which pack the weights
+anew at every call. Packed once, it costs little more, and then speculation pays. How much packing helps depends on the
+processor (docs/LOG.md); the operators are private to torch, so they are tried once and left alone where they fail.
 """
 
 from __future__ import annotations
@@ -55,11 +53,20 @@ class PackedLinear(nn.Module):
         return packed_product(x, self.packed, self.bias)
 
 
+def smallest_packed() -> int:
+    """Outputs from which on a layer is packed: a rule of the processor, so that the same machine gives the same bits.
+
+    With AVX-512 torch's default product is the faster one for all but an output head; with AVX2 packing wins everywhere.
+    """
+    return 4096 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 1
+
+
 def pack_linears(model: nn.Module) -> None:
-    """Swap every float32 `nn.Linear` for a `PackedLinear`, in place, where this torch build can."""
+    """Swap float32 `nn.Linear`s for `PackedLinear`s, in place, where this torch build can and this processor gains."""
     if not packing_works():
         return
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32:
+            wide = type(child) is nn.Linear and child.out_features >= smallest_packed()
+            if wide and child.weight.dtype == torch.float32:
                 setattr(module, name, PackedLinear(child))
