@@ -95,11 +95,11 @@ def read_source(text: str) -> list[Prompt]:
 
 
 def _read_builtin(source: str, parsed: ParsedSource) -> list[Prompt]:
-    tasks = prompt_sets.GROUPS.get(parsed.place, (parsed.place,))
+    wanted = prompt_sets.GROUPS.get(parsed.place, (parsed.place,))
     return [
         _prompt(source, template.task, template.name, (("user", text),), held_out=template.held_out)
         for template in prompt_sets.TEMPLATES
-        if template.task in tasks
+        if template.task in wanted or template.name in wanted
         for text in _builtin_texts(template)
     ]
 

@@ -20,7 +20,7 @@ from data.errors import UserError
 from data.prompts import Prompt
 from data.records import SampleRecord, read_records, shard_path, write_shard
 
-SAMPLES_PER_SHARD = 96
+BATCHES_PER_SHARD = 4  # finished rows are refilled inside a shard; an interruption loses at most one
 
 
 class SampleConfig(BaseModel):
@@ -30,7 +30,7 @@ class SampleConfig(BaseModel):
 
     engine: Literal["builtin"] = "builtin"
     temperature: list[float] = Field(default=[0.0, 1.0], min_length=1)
-    """Prompts take turns; test prompts are sampled at every temperature."""
+    """Prompts take turns, so a repeated entry gets a larger share; test prompts are sampled at each."""
     samples_per_prompt: int = Field(default=1, ge=1)
     max_new_tokens: int = Field(ge=1)
     tokens: int = Field(ge=1)
@@ -40,8 +40,8 @@ class SampleConfig(BaseModel):
     @field_validator("temperature")
     @classmethod
     def not_negative(cls, values: list[float]) -> list[float]:
-        if any(value < 0 for value in values) or len(set(values)) < len(values):
-            raise ValueError("temperatures must be distinct and 0 or more")
+        if any(value < 0 for value in values):
+            raise ValueError("temperatures must be 0 or more")
         return values
 
 
@@ -76,6 +76,7 @@ def plan(
         return [item for item in prompts if item[0].split == split and item[0].seen_template == seen]
 
     turns = config.temperature
+    size = BATCHES_PER_SHARD * config.batch_size
     for split, seen in (("select", True), ("test", True), ("test", False), ("train", True)):
         chosen = group(split, seen)
         if split == "train":
@@ -86,10 +87,12 @@ def plan(
             PlannedSample(prompt, tuple(ids), temperature, index, sample_seed(seed, prompt.id, index))
             for number, (prompt, ids) in enumerate(chosen)
             for index in range(config.samples_per_prompt)
-            for temperature in (turns if split == "test" else [turns[(number + index) % len(turns)]])
+            for temperature in (
+                sorted(set(turns)) if split == "test" else [turns[(number + index) % len(turns)]]
+            )
         ]
-        for first in range(0, len(planned), SAMPLES_PER_SHARD):
-            yield planned[first : first + SAMPLES_PER_SHARD]
+        for first in range(0, len(planned), size):
+            yield planned[first : first + size]
 
 
 def run(
@@ -138,7 +141,7 @@ def sample_shard(
 ) -> int:
     """Sample one shard, a temperature at a time, and write it in planned order; its completion tokens."""
     completions: dict[int, Completion] = {}
-    for temperature in config.temperature:
+    for temperature in sorted(set(config.temperature)):
         places = [i for i, planned in enumerate(shard) if planned.temperature == temperature]
         requests = [SampleRequest(shard[i].ids, shard[i].seed) for i in places]
         sampled = engine.sample(

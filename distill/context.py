@@ -142,7 +142,7 @@ class Run:
         from distill.drafter import build_drafter
 
         ids = self.target.model.get_input_embeddings().weight.shape[0]
-        counts = completion_counts(self.samples.where(split="train"), ids)
+        counts = token_counts(self.samples.where(split="train"), ids)
         return build_drafter(self.recipe.draft, self.target, counts, self.cache, self.candidate)
 
     def candidate(self, reference: str) -> Path:
@@ -170,12 +170,11 @@ def samples_digest(samples: "Samples", config: EvaluateConfig) -> str:
     return canonical_hash([texts, config.prompts, config.max_new_tokens])
 
 
-def completion_counts(samples: "Samples", vocab_size: int) -> "Tensor":
-    """How often the target chose each id in `samples`: int64 `[vocab_size]`."""
+def token_counts(samples: "Samples", vocab_size: int) -> "Tensor":
+    """How often each id occurs in `samples`, in answers and in what they copy from: int64 `[vocab_size]`."""
     import torch
 
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for record in samples:
-        chosen = torch.tensor(record.input_ids)[torch.tensor(record.completion_mask)]
-        counts += torch.bincount(chosen, minlength=vocab_size)
+        counts += torch.bincount(torch.tensor(record.input_ids), minlength=vocab_size)
     return counts

@@ -225,7 +225,7 @@ def export(run: Run, folder: Path, tracker: "Tracker") -> None:
         "target_model": recipe.target.model,
         "target_revision": recipe.target.revision,
         "recipe": recipe.name,
-        "num_speculative_tokens": evaluation["best"]["num_speculative_tokens"],
+        "num_speculative_tokens": evaluation["best"]["fixed_num_speculative_tokens"],
         "serving": recipe.serving.model_dump(mode="json"),
         "evaluation": evaluation,
         "run_id": tracker.run_id,

@@ -99,9 +99,10 @@ def gain(evaluation: Mapping[str, Any]) -> str:
     """What was gained, in a sentence; below 1x, why not."""
     best, row, cost = evaluation["best"], _best_row(evaluation), evaluation["cost"]
     count, calls = best["num_speculative_tokens"], row["tokens_per_target_call"]["mean"]
+    width = f"up to {count} drafts a round" if best["drafter"] == "adaptive" else f"K = {count}"
     where = "known templates with new content" if best["split"] == "seen" else "templates it has never seen"
     measured = (
-        f"{_interval(best['speedup'])} over the fastest plain path at K = {count} on {where} "
+        f"{_interval(best['speedup'])} over the fastest plain path at {width} on {where} "
         f"({_number(row.get('plain_tokens_per_second'), 1)} -> {_number(row.get('tokens_per_second'), 1)} "
         f"tokens/s, {row['prompts']} prompts)"
     )
@@ -118,11 +119,7 @@ def gain(evaluation: Mapping[str, Any]) -> str:
 
 def advice(evaluation: Mapping[str, Any]) -> str:
     """What to do next, from what the measures say is in the way."""
-    rows = {
-        row["split"]: row
-        for row in evaluation["decode"]
-        if row["drafter"] == "model" and _at_best(evaluation, row)
-    }
+    rows = {row["split"]: row for row in evaluation["decode"] if _at_best(evaluation, row)}
     seen, unseen = (rows.get(split, {}).get("speedup", {}).get("mean") for split in ("seen", "unseen"))
     ngram = [row["speedup"]["mean"] for row in evaluation["decode"] if row["drafter"] == "ngram"]
     if ngram and max(ngram) > max(1.0, evaluation["best"]["speedup"]["mean"]):
@@ -138,7 +135,8 @@ def advice(evaluation: Mapping[str, Any]) -> str:
 
 
 def _at_best(evaluation: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    return bool(row["num_speculative_tokens"] == evaluation["best"]["num_speculative_tokens"])
+    best = evaluation["best"]
+    return all(row[key] == best[key] for key in ("drafter", "num_speculative_tokens"))
 
 
 def _best_row(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -82,8 +82,8 @@ class Evaluation:
         longest = max(sum(not bit for bit in record.completion_mask) for record in test)
         length = longest + config.max_new_tokens + max(config.num_speculative_tokens) + 1
         self.runner: Runner = Runner(target, serving.batch_size, length)
-        argmax = serving.draft_sampling == "argmax"
-        self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=argmax)
+        self.argmax = serving.draft_sampling == "argmax"
+        self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=self.argmax)
 
     def acceptance(self, drafter: DraftModel) -> list[dict[str, Any]]:
         """The three teacher-forced acceptances of `drafter` on the test samples, by split, temperature and
@@ -108,11 +108,14 @@ class Evaluation:
         size = self.serving.batch_size
         return [chosen[first : first + size] for first in range(0, len(chosen), size)]
 
-    def decoders(self) -> dict[str, Decoder]:
-        """Plain decoding, the drafter at every K, and n-gram look-up at the smallest K, over one target
-        runner.
+    def decoders(self, stop_below: float) -> dict[str, Decoder]:
+        """The decoders that race, over one target runner, by drafter and K.
+
+        Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
+        to the largest K, that stops where going on would not pay (`stop_below`); n-gram look-up at the
+        smallest K.
         """
-        from evaluation.decoder.drafters import NgramDrafter
+        from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
         from evaluation.decoder.engine import Decoder
 
         def decoder(drafter: Any, count: int) -> Decoder:
@@ -127,9 +130,13 @@ class Evaluation:
         counts = self.config.num_speculative_tokens
         found = {"plain": decoder(None, 0)}
         found |= {f"model {count}": decoder(self.model_drafter, count) for count in counts}
+        adaptive = ModelDrafter(
+            self.drafter, self.runner, self.options, argmax=self.argmax, stop_below=stop_below
+        )
+        found[f"adaptive {counts[-1]}"] = decoder(adaptive, counts[-1])
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
 
-    def decode(self, split: str, on_group: Callable[[], None]) -> dict[str, Any]:
+    def decode(self, split: str, stop_below: float, on_group: Callable[[], None]) -> dict[str, Any]:
         """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain
         latencies.
         """
@@ -138,7 +145,7 @@ class Evaluation:
         groups = self.groups(split)
         if not groups:
             return {"plain": None, "rows": []}
-        timings = race(self.decoders(), groups, on_group)
+        timings = race(self.decoders(stop_below), groups, on_group)
         plain = timings.pop("plain")
         rows = []
         for name, timing in timings.items():
@@ -213,6 +220,8 @@ def run(
     prompts.
     """
 
+    from evaluation.speed import stop_threshold
+
     def measure(name: str, compute: Callable[[], Any]) -> Any:
         path = directory / f"{name}.json"
         if not path.exists():
@@ -223,8 +232,10 @@ def run(
     acceptance_before = measure("acceptance-before", lambda: evaluation.acceptance(before))
     costs = measure("costs", evaluation.costs)
     theirs = measure("transformers-plain", evaluation.transformers_plain)
+    threshold = stop_threshold(costs)
     decoded = {
-        split: measure(f"decode-{split}", partial(evaluation.decode, split, on_group)) for split in SPLITS
+        split: measure(f"decode-{split}", partial(evaluation.decode, split, threshold, on_group))
+        for split in SPLITS
     }
     result = {
         "machine": machine,
@@ -244,7 +255,7 @@ def summarise_speed(
     """The decode rows over the fastest plain path, with predictions, the best K, and the verdict in a
     sentence.
     """
-    from evaluation.speed import predict_speedup
+    from evaluation.speed import predict_speedup, stop_threshold
 
     ours = next(part["plain"]["tokens_per_second"] for part in decoded.values() if part["plain"])
     rows = []
@@ -252,19 +263,15 @@ def summarise_speed(
         # Speedup is over the fastest plain path of this run, which need not be ours.
         handicap = min(1.0, ours / theirs) if theirs else 1.0
         row = {**row, "speedup": {key: value * handicap for key, value in row["speedup"].items()}}
-        row["predicted_speedup"] = None
-        if row["drafter"] == "model":
-            tokens = row["tokens_per_target_call"]["mean"]
-            row["predicted_speedup"] = handicap * predict_speedup(
-                tokens, costs, row["num_speculative_tokens"]
-            )
+        tokens, rounds = row["tokens_per_target_call"]["mean"], row["rounds_by_proposed"]
+        free = 0.0 if row["drafter"] == "ngram" else None
+        row["predicted_speedup"] = handicap * predict_speedup(tokens, costs, rounds, cost_ratio=free)
         rows.append(row)
-    best = best_row(rows)
-    tokens, count = best["tokens_per_target_call"]["mean"], best["num_speculative_tokens"]
-    other = {str(c): predict_speedup(tokens, costs, count, cost_ratio=c) for c in OTHER_COST_RATIOS}
+    best, fixed = best_row(rows, ("model", "adaptive")), best_row(rows, ("model",))
+    tokens, rounds = best["tokens_per_target_call"]["mean"], best["rounds_by_proposed"]
     return {
         "decode": rows,
-        "cost": costs,
+        "cost": {**costs, "stop_below": stop_threshold(costs)},
         "plain": {
             "ours": ours,
             "transformers_static": theirs,
@@ -272,18 +279,23 @@ def summarise_speed(
             "latency": {split: part["plain"] for split, part in decoded.items()},
         },
         "best": {
-            "num_speculative_tokens": count,
+            "drafter": best["drafter"],
+            "num_speculative_tokens": best["num_speculative_tokens"],
+            "fixed_num_speculative_tokens": fixed["num_speculative_tokens"],
             "split": best["split"],
             "speedup": best["speedup"],
-            "predicted_speedup_at_cost_ratio": other,
+            "predicted_speedup_at_cost_ratio": {
+                str(ratio): predict_speedup(tokens, costs, rounds, cost_ratio=ratio)
+                for ratio in OTHER_COST_RATIOS
+            },
             "verdict": verdict(best),
         },
     }
 
 
-def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The drafter's fastest row on seen templates (on unseen ones where there are no seen)."""
-    own = [row for row in rows if row["drafter"] == "model"]
+def best_row(rows: list[dict[str, Any]], drafters: Sequence[str]) -> dict[str, Any]:
+    """The fastest row of these drafters on seen templates (on unseen ones where there are no seen)."""
+    own = [row for row in rows if row["drafter"] in drafters]
     headline = [row for row in own if row["split"] == "seen"] or own
     return max(headline, key=lambda row: row["speedup"]["mean"])
 
@@ -293,7 +305,8 @@ def verdict(best: dict[str, Any]) -> str:
     speedup, count = best["speedup"], best["num_speculative_tokens"]
     measured = f"{speedup['mean']:.2f}x, 95 % interval {speedup['low']:.2f}-{speedup['high']:.2f}"
     if speedup["low"] > 1:
-        return f"Serve with {count} drafted tokens per round: {measured} over plain decoding."
+        how = f"up to {count} drafts a round" if best["drafter"] == "adaptive" else f"{count} drafts a round"
+        return f"Serve with {how}: {measured} over plain decoding."
     if speedup["high"] < 1:
         return f"Do not speculate on this machine: at best {measured} of plain decoding's speed."
     return f"No clear gain on this machine: {measured} over plain decoding."

@@ -35,13 +35,11 @@ def serving_label(serving: Mapping[str, Any]) -> str:
 
 
 def best_decode(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The decode row that `best` names: the model drafter at the chosen K and split ({} where there is
-    none).
-    """
+    """The decode row that `best` names, by drafter, K and split ({} where there is none)."""
     best = evaluation.get("best") or {}
     for row in evaluation.get("decode", []):
         if (
-            row.get("drafter") == "model"
+            row.get("drafter") == best.get("drafter", "model")
             and row.get("num_speculative_tokens") == best.get("num_speculative_tokens")
             and row.get("split") == best.get("split")
         ):

@@ -25,7 +25,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo")
 MEASURES = ("greedy", "sampled", "argmax")
-_DRAFTER_NAMES = {"model": "drafter", "ngram": "n-gram look-up", "self": "target as its own drafter"}
+_DRAFTER_NAMES = {"model": "drafter", "adaptive": "drafter, stops early", "ngram": "n-gram look-up"}
 
 
 def write_plots(
@@ -45,7 +45,7 @@ def plot_speedup(evaluation: Mapping[str, Any], out_dir: Path) -> list[Path]:
     """Speedup over K, measured (with intervals) and predicted, for the drafter and n-gram look-up, by
     split.
     """
-    rows = [row for row in evaluation.get("decode") or [] if row["drafter"] in ("model", "ngram")]
+    rows = [row for row in evaluation.get("decode") or [] if row["drafter"] in _DRAFTER_NAMES]
     series = _grouped(rows, "drafter", "split")
     if not series:
         return []
@@ -215,6 +215,7 @@ def results_table(evaluation: Mapping[str, Any]) -> Table:
         "prompts",
         "tokens per call",
         "accepted",
+        "same text",
         "tokens/s",
         "plain",
         "speedup",
@@ -223,9 +224,7 @@ def results_table(evaluation: Mapping[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     best = evaluation.get("best") or {}
     for row in evaluation.get("decode") or []:
-        chosen = row["drafter"] == "model" and all(
-            row[key] == best.get(key) for key in ("split", "num_speculative_tokens")
-        )
+        chosen = all(row[key] == best.get(key) for key in ("drafter", "split", "num_speculative_tokens"))
         cells = (
             _DRAFTER_NAMES.get(row["drafter"], row["drafter"]),
             row["split"],
@@ -233,6 +232,7 @@ def results_table(evaluation: Mapping[str, Any]) -> Table:
             str(row["prompts"]),
             _said(row.get("tokens_per_target_call")),
             _number(row.get("acceptance_rate")),
+            _same_text(row),
             _number(row.get("tokens_per_second"), 1),
             _number(row.get("plain_tokens_per_second"), 1),
             _said(row.get("speedup")),
@@ -240,6 +240,16 @@ def results_table(evaluation: Mapping[str, Any]) -> Table:
         )
         table.add_row(*(Text(cell, style="bold" if chosen else "") for cell in cells))
     return table
+
+
+def _same_text(row: Mapping[str, Any]) -> str:
+    """How many outputs are plain decoding's own; those that part at a near tie or by a bug are named."""
+    if row.get("identical_outputs") is None:
+        return "-"
+    named = [
+        f"{row[key]} {word}" for key, word in (("near_ties", "near tie"), ("bugs", "BUG")) if row.get(key)
+    ]
+    return ", ".join([f"{row['identical_outputs']}/{row['prompts']}", *named])
 
 
 def _subtitle(evaluation: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from evaluation.decoder.runner import Runner
 
 COST_REPEATS = 15
 TYPICAL_POSITION = 128
+ASSUMED_SPEEDUP = 1.5  # where the decision to draft on matters most: neither hopeless nor certain
 
 
 @dataclass
@@ -101,6 +102,7 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
         "acceptance_rate": sum(a for _, a in rounds) / proposed if proposed else 0.0,
         "drafted": proposed,
         "rounds": len(rounds),
+        "rounds_by_proposed": [sum(p == n for p, _ in rounds) for n in range(count + 1)],
         "conditional_acceptance": [s / r if r else None for s, r in zip(stood, reached, strict=True)],
         "unconditional_acceptance": [s / o if o else None for s, o in zip(stood, offered, strict=True)],
     }
@@ -123,8 +125,8 @@ def measure_costs(
 ) -> dict[str, Any]:
     """Milliseconds of the forwards a round is made of, each at its true width, measured in turns; medians.
 
-    The first draft step of a round is two tokens wide, the others one; a verify forward is K + 1 wide.
-    `cost_ratio` is a draft step over a target step; `verify_overhead[K]` = verify / target step - 1.
+    The first draft step of a round is two tokens wide, the others one; a verify forward of n drafts is n + 1.
+    `cost_ratio` is a draft step over a target step; `verify_overhead[n]` = verify / target step - 1.
     """
 
     def step(runner: Runner, width: int, argmax: bool) -> Callable[[], Any]:
@@ -142,7 +144,8 @@ def measure_costs(
         "draft": step(drafter.runner, 1, True),
         "first_draft": step(drafter.runner, 2, True),
     }
-    steps |= {f"verify_{count}": step(target, count + 1, False) for count in counts}
+    widths = range(1, max(counts) + 1)
+    steps |= {f"verify_{count}": step(target, count + 1, False) for count in widths}
     seconds = interleaved_medians(steps)
     return {
         "target_step_ms": 1e3 * seconds["target"],
@@ -150,7 +153,7 @@ def measure_costs(
         "first_draft_step_ms": 1e3 * seconds["first_draft"],
         "cost_ratio": seconds["draft"] / seconds["target"],
         "verify_overhead": {
-            str(count): seconds[f"verify_{count}"] / seconds["target"] - 1 for count in counts
+            str(count): seconds[f"verify_{count}"] / seconds["target"] - 1 for count in widths
         },
     }
 
@@ -174,16 +177,38 @@ def interleaved_medians(steps: dict[str, Callable[[], Any]]) -> dict[str, float]
 
 
 def predict_speedup(
-    tokens_per_call: float, costs: dict[str, Any], count: int, *, cost_ratio: float | None = None
+    tokens_per_call: float,
+    costs: dict[str, Any],
+    rounds_by_proposed: Sequence[int],
+    *,
+    cost_ratio: float | None = None,
 ) -> float:
-    """Speedup that the cost model expects: tokens per target call over a round's cost in target steps.
+    """Speedup that the cost model expects: tokens per target call over a round's mean cost in target steps.
 
-    tau / (1 + c_first + (K - 1) c + v_K), the formula of Leviathan et al. 2023 (theorem 3.8) with each cost
-    at its true width. `cost_ratio` asks for another drafter's c (its first step then costs c too).
+    A round with n drafts costs 1 + c_first + (n - 1) c + v_n, the formula of Leviathan et al. 2023 (theorem
+    3.8) with each cost at its true width; `rounds_by_proposed[n]` rounds had n drafts. `cost_ratio` asks for
+    another drafter's c, 0 for a look-up (its first step then costs c too).
     """
     step = costs["cost_ratio"] if cost_ratio is None else cost_ratio
     first = costs["first_draft_step_ms"] / costs["target_step_ms"] if cost_ratio is None else cost_ratio
-    return tokens_per_call / (1 + first + (count - 1) * step + costs["verify_overhead"][str(count)])
+    overhead = costs["verify_overhead"]
+    total = sum(
+        rounds * (1 + (first + (drafts - 1) * step + overhead[str(drafts)] if drafts else 0))
+        for drafts, rounds in enumerate(rounds_by_proposed)
+    )
+    return tokens_per_call * sum(rounds_by_proposed) / total
+
+
+def stop_threshold(costs: dict[str, Any]) -> float:
+    """The chance of acceptance below which one more draft costs more than it saves.
+
+    One more draft costs c and widens the verify forward, in target steps; accepted, it saves a token's time,
+    which is 1 / speedup target steps.
+    """
+    overhead = costs["verify_overhead"]
+    widest = max(map(int, overhead))
+    marginal = costs["cost_ratio"] + overhead[str(widest)] / widest
+    return float(min(0.9, marginal * ASSUMED_SPEEDUP))
 
 
 @torch.inference_mode()

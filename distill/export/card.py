@@ -82,10 +82,11 @@ def _measures(evaluation: Mapping[str, Any]) -> list[str]:
         "| --- | --- | --- | --- | --- |",
     ]
     for row in evaluation.get("decode") or []:
-        if row.get("drafter") == "model":
+        if row.get("drafter") in ("model", "adaptive"):
+            upper = "up to " if row["drafter"] == "adaptive" else ""
             cells = (
                 f"{row['split']} templates",
-                row["num_speculative_tokens"],
+                f"{upper}{row['num_speculative_tokens']}",
                 _interval(row["tokens_per_target_call"], 2),
                 _interval(row["speedup"], 2),
                 row["prompts"],

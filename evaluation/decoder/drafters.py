@@ -82,14 +82,21 @@ class ModelDrafter:
         options: SamplingOptions,
         *,
         argmax: bool = False,
+        stop_below: float = 0.0,
         optimize: bool = True,
     ) -> None:
-        """Rows and positions as the target's; `argmax` drafts greedily also where the target samples."""
+        """Rows and positions as the target's; `argmax` drafts greedily also where the target samples.
+
+        A row's draft ends early where the drafter's own probability of all that it has proposed falls below
+        `stop_below`: what is unlikely to be accepted costs draft steps and a wider verify forward. Whether to
+        go on depends on proposed tokens only, never on the next one, so the output stays the target's.
+        """
         self.runner = Runner(draft.model, target.cache.num_rows, target.length, optimize=optimize)
         self.vocab = None if draft.vocab is None else draft.vocab.to(self.runner.device)
         self.target_vocab_size = target.vocab_size
         self.options = options
         self.argmax = argmax or options.greedy
+        self.stop_below = stop_below
 
     def start(self, row: int, prompt: torch.Tensor) -> None:
         self.runner.prefill(prompt, row)
@@ -104,27 +111,36 @@ class ModelDrafter:
         pair = torch.stack((state.position - 1, state.position), dim=1)
         inputs, start = state.tokens.gather(1, pair), state.position - 1
         ids, probs = [], []
+        reach = torch.ones(batch, device=self.runner.device)
+        proposed = torch.zeros_like(state.position)
         for step in range(count):
+            going = reach >= self.stop_below
+            if self.stop_below and not going.any():
+                break
             hidden = self.runner.forward(inputs, start, slice(0, batch))[:, -1]
-            token, distribution = self.choose(self.runner.logits(hidden), state.uniforms[:, step])
+            token, distribution, confidence = self.choose(self.runner.logits(hidden), state.uniforms[:, step])
             ids.append(token)
             probs.append(distribution)
+            proposed += going
+            reach = torch.where(going, reach * confidence, 0)
             inputs, start = token[:, None], start + inputs.shape[1]
-        proposed = torch.full_like(state.position, count)
         return Draft(torch.stack(ids, dim=1), proposed, None if self.argmax else torch.stack(probs, dim=1))
 
-    def choose(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token id `[B]` and the distribution `[B, V]` over target ids it was drawn from (empty for an
-        argmax).
+    def choose(
+        self, logits: torch.Tensor, uniform: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A token id `[B]`, the distribution `[B, V]` over target ids it was drawn from (empty for an
+        argmax), and the drafter's probability of it `[B]`.
         """
         if self.argmax:
-            index = logits.argmax(dim=-1)
-            return index if self.vocab is None else self.vocab[index], logits.new_empty(0)
+            confidence, index = logits.softmax(dim=-1).max(dim=-1)
+            return index if self.vocab is None else self.vocab[index], logits.new_empty(0), confidence
         probs = probabilities(logits, self.options)
         if self.vocab is not None:
             full = probs.new_zeros(probs.shape[0], self.target_vocab_size)
             probs = full.index_copy_(1, self.vocab, probs)
-        return draw(probs, uniform), probs
+        token = draw(probs, uniform)
+        return token, probs, probs.gather(1, token[:, None])[:, 0]
 
 
 class NgramDrafter:

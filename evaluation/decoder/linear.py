@@ -1,8 +1,9 @@
-"""Linear layers with weights packed once for oneDNN, where that makes the widths of a verify forward (2-16 rows) faster.
+"""Linear layers with weights packed once for oneDNN, where that speeds up a verify forward (2-16 rows).
 
-A float32 product of a few rows can cost twice one of a single row with torch's default kernels, which pack the weights
-anew at every call. Packed once, it costs little more, and then speculation pays. How much packing helps depends on the
-processor (docs/LOG.md); the operators are private to torch, so they are tried once and left alone where they fail.
+A float32 product of a few rows can cost twice one of a single row with torch's default kernels, which pack
+the weights anew at every call. Packed once, it costs little more, and then speculation pays. How much packing
+helps depends on the processor (docs/LOG.md); the operators are private to torch, so they are tried once and
+left alone where they fail.
 """
 
 from __future__ import annotations
@@ -54,19 +55,21 @@ class PackedLinear(nn.Module):
 
 
 def smallest_packed() -> int:
-    """Outputs from which on a layer is packed: a rule of the processor, so that the same machine gives the same bits.
+    """Outputs from which on a layer is packed: a rule of the processor, so one machine gives the same bits.
 
-    With AVX-512 torch's default product is the faster one for all but an output head; with AVX2 packing wins everywhere.
+    With AVX-512 torch's default product is the faster one for all but an output head; with AVX2 packing wins
+    everywhere.
     """
     return 4096 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 1
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Swap float32 `nn.Linear`s for `PackedLinear`s, in place, where this torch build can and this processor gains."""
+    """Swap float32 `nn.Linear`s for `PackedLinear`s, in place, where this build and processor gain."""
     if not packing_works():
         return
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            wide = type(child) is nn.Linear and child.out_features >= smallest_packed()
-            if wide and child.weight.dtype == torch.float32:
+            if not isinstance(child, nn.Linear) or child.weight.dtype != torch.float32:
+                continue
+            if child.out_features >= smallest_packed():
                 setattr(module, name, PackedLinear(child))

@@ -45,7 +45,7 @@ def prompts(count: int = 300) -> list[tuple[Prompt, list[int]]]:
     ]
 
 
-CONFIG = SampleConfig(temperature=[0.0, 1.0], max_new_tokens=8, tokens=400)
+CONFIG = SampleConfig(temperature=[0.0, 1.0], max_new_tokens=8, tokens=400, batch_size=24)
 
 
 def sample(directory: Path, engine: ScriptedEngine, config: SampleConfig = CONFIG) -> int:
@@ -101,7 +101,7 @@ def test_too_few_prompts_for_the_budget_is_an_error(tmp_path: Path) -> None:
         sample(tmp_path, ScriptedEngine(), CONFIG.model_copy(update={"tokens": 100_000}))
 
 
-@pytest.mark.parametrize("temperatures", [[], [-1.0], [1.0, 1.0]])
+@pytest.mark.parametrize("temperatures", [[], [-1.0], [0.0, -0.5]])
 def test_impossible_temperatures_are_refused(temperatures: list[float]) -> None:
     with pytest.raises(ValueError, match="temperature"):
         SampleConfig(temperature=temperatures, max_new_tokens=8, tokens=10)
@@ -112,3 +112,12 @@ def test_a_leftover_of_a_half_written_shard_is_ignored(tmp_path: Path) -> None:
     shard_path(tmp_path, 0).with_suffix(".tmp").write_bytes(b"half")
     sample(tmp_path, ScriptedEngine())
     assert contents(tmp_path)
+
+
+def test_a_repeated_temperature_gets_a_larger_share() -> None:
+    config = CONFIG.model_copy(update={"temperature": [0.0, 0.0, 0.0, 1.0]})
+    planned = [sample for shard in plan(prompts(), config, held_out=5, seed=1) for sample in shard]
+    train = [sample.temperature for sample in planned if sample.prompt.split == "train"]
+    assert train.count(0.0) == 3 * train.count(1.0) == 180
+    test = [sample.temperature for sample in planned if sample.prompt.split == "test"]
+    assert test.count(0.0) == test.count(1.0) == 10

@@ -54,6 +54,7 @@ def evaluation(seen: float = 2.1, unseen: float = 1.9, ngram: float = 1.1) -> di
         ],
         "cost": {"cost_ratio": 0.25, "verify_overhead": {"4": 0.3}, "target_step_ms": 50.0},
         "best": {
+            "drafter": "model",
             "num_speculative_tokens": 4,
             "split": "seen",
             "speedup": interval(seen),

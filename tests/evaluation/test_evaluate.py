@@ -120,13 +120,13 @@ def row(count: int, mean: float, split: str = "seen", drafter: str = "model") ->
     interval = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
     return {
         "drafter": drafter, "split": split, "num_speculative_tokens": count, "speedup": interval,
-        "tokens_per_target_call": {"mean": 4.0},
+        "tokens_per_target_call": {"mean": 4.0}, "rounds_by_proposed": [0] * count + [9],
     }  # fmt: skip
 
 
 COSTS = {
     "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 1.0, "cost_ratio": 0.1,
-    "verify_overhead": {"4": 0.5, "8": 0.6},
+    "verify_overhead": {str(count): 0.1 * count for count in range(1, 9)},
 }  # fmt: skip
 
 
@@ -145,8 +145,15 @@ def test_speedup_is_over_the_fastest_plain_path() -> None:
 
 def test_the_best_row_is_the_drafters_fastest_on_seen_templates() -> None:
     rows = [row(4, 1.5), row(8, 1.7), row(4, 3.0, split="unseen"), row(4, 9.0, drafter="ngram")]
-    assert best_row(rows) == rows[1]
-    assert best_row([rows[2], rows[3]]) == rows[2]
+    assert best_row(rows, ("model",)) == rows[1]
+    assert best_row([rows[2], rows[3]], ("model",)) == rows[2]
+
+
+def test_the_best_fixed_k_is_named_beside_the_adaptive_winner() -> None:
+    rows = [row(4, 1.5), row(8, 1.2), row(8, 1.8, drafter="adaptive")]
+    best = summarise_speed({"seen": {"plain": {"tokens_per_second": 1.0}, "rows": rows}}, COSTS, None)["best"]
+    assert (best["drafter"], best["num_speculative_tokens"]) == ("adaptive", 8)
+    assert best["fixed_num_speculative_tokens"] == 4
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,11 @@ EVALUATION: dict[str, Any] = {
             "speedup": interval(2.0 if drafter == "model" else 0.9),
             "predicted_speedup": 1.9 if drafter == "model" else None,
         }
-        for drafter in ("model", "ngram", "self")
+        for drafter in ("model", "ngram", "adaptive")
         for split in ("seen", "unseen")
         for k in (6, 4)
     ],
-    "best": {"num_speculative_tokens": 4, "split": "seen"},
+    "best": {"drafter": "model", "num_speculative_tokens": 4, "split": "seen"},
 }
 HISTORY = [
     {"step": 0, "sampled": 0.1, "argmax": 0.1, "greedy": 0.1},
@@ -87,7 +87,7 @@ def test_every_plot_is_written_with_its_numbers(tmp_path: Path) -> None:
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
     speedup = read(tmp_path / "plots" / "speedup.csv")
-    assert len(speedup) == 8  # drafter and n-gram, two splits, two K; the health check is no candidate
+    assert len(speedup) == 12  # drafter, stopping early or not, and n-gram; two splits, two K
     assert {row["drafter"] for row in speedup} == {"model", "ngram"}
     assert speedup[0]["num_speculative_tokens"] == "4"
     assert (speedup[0]["speedup"], speedup[0]["low"], speedup[0]["predicted"]) == ("2.0", "1.9", "1.9")

@@ -138,7 +138,13 @@ EVALUATION: dict[str, Any] = {
         for k in (4, 6)
     ],
     "cost": {"cost_ratio": 0.15, "verify_overhead": {"4": 0.3}, "draft_step_ms": float("nan")},
-    "best": {"num_speculative_tokens": 6, "split": "seen", "speedup": {"mean": 1.6}, "verdict": "v"},
+    "best": {
+        "drafter": "model",
+        "num_speculative_tokens": 6,
+        "split": "seen",
+        "speedup": {"mean": 1.6},
+        "verdict": "v",
+    },
 }
 
 

@@ -6,7 +6,16 @@ from evaluation.decoder.drafters import DraftModel, ModelDrafter
 from evaluation.decoder.engine import Decoder, Output, Request, States
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
-from evaluation.speed import Timing, drafting, latencies, measure_costs, predict_speedup, race, speedup
+from evaluation.speed import (
+    Timing,
+    drafting,
+    latencies,
+    measure_costs,
+    predict_speedup,
+    race,
+    speedup,
+    stop_threshold,
+)
 from tests.evaluation.decoder.tiny_models import llama
 
 
@@ -37,6 +46,7 @@ def test_acceptance_by_position_counts_only_what_was_reached() -> None:
     assert result["conditional_acceptance"] == [3 / 4, 1 / 2, 1.0]
     assert result["unconditional_acceptance"] == [3 / 4, 1 / 3, 1 / 3]
     assert result["acceptance_rate"] == 5 / 10
+    assert result["rounds_by_proposed"] == [0, 1, 0, 3]
     assert result["tokens_per_target_call"]["mean"] == pytest.approx(9 / 4)
 
 
@@ -49,10 +59,21 @@ def test_plain_decoding_emits_one_token_per_target_call() -> None:
 def test_the_prediction_follows_the_cost_model() -> None:
     costs = {
         "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 2.0, "cost_ratio": 0.1,
-        "verify_overhead": {"4": 0.5},
+        "verify_overhead": {"1": 0.1, "2": 0.2, "3": 0.4, "4": 0.5},
     }  # fmt: skip
-    assert predict_speedup(4.0, costs, 4) == pytest.approx(4 / (1 + 0.2 + 3 * 0.1 + 0.5))
-    assert predict_speedup(4.0, costs, 4, cost_ratio=0.05) == pytest.approx(4 / (1 + 4 * 0.05 + 0.5))
+    only_four = [0, 0, 0, 0, 7]
+    assert predict_speedup(4.0, costs, only_four) == pytest.approx(4 / (1 + 0.2 + 3 * 0.1 + 0.5))
+    assert predict_speedup(4.0, costs, only_four, cost_ratio=0.05) == pytest.approx(4 / (1 + 4 * 0.05 + 0.5))
+    mixed = [1, 0, 1, 0, 2]  # a round without drafts costs one target step
+    cost = (1 + (1 + 0.2 + 0.1 + 0.2) + 2 * (1 + 0.2 + 0.3 + 0.5)) / 4
+    assert predict_speedup(3.0, costs, mixed) == pytest.approx(3 / cost)
+
+
+def test_drafting_on_pays_less_the_dearer_a_draft_is() -> None:
+    cheap = {"cost_ratio": 0.05, "verify_overhead": {"1": 0.05, "4": 0.2}}
+    dear = {"cost_ratio": 0.2, "verify_overhead": {"1": 0.1, "4": 0.4}}
+    assert stop_threshold(cheap) == pytest.approx(1.5 * (0.05 + 0.05))
+    assert stop_threshold(cheap) < stop_threshold(dear) < 1
 
 
 def test_a_race_times_the_same_work_for_everyone() -> None:
@@ -77,5 +98,5 @@ def test_costs_are_measured_for_every_width() -> None:
     runner = Runner(llama(0), 1, 192)
     drafter = ModelDrafter(DraftModel(llama(1, num_hidden_layers=1)), runner, SamplingOptions())
     costs = measure_costs(runner, drafter, [2, 4], batch_size=1)
-    assert set(costs["verify_overhead"]) == {"2", "4"}
+    assert set(costs["verify_overhead"]) == {"1", "2", "3", "4"}
     assert costs["cost_ratio"] == pytest.approx(costs["draft_step_ms"] / costs["target_step_ms"])

@@ -128,6 +128,19 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing() -> None:
     assert tokens(decoder(target, batch=3).generate(wanted)) == tokens(alone)
 
 
+@pytest.mark.parametrize("options", [GREEDY, SamplingOptions(1.0)])
+def test_a_drafter_that_stops_early_proposes_less_and_changes_nothing_else(options: SamplingOptions) -> None:
+    target = llama(0)
+    runner = Runner(target, 4, 128)
+    cautious = ModelDrafter(DraftModel(llama(5)), runner, options, stop_below=0.5)
+    engine = Decoder(runner, eos_ids=[EOS], options=options, drafter=cautious, num_speculative_tokens=5)
+    outputs = engine.generate(requests())
+    proposed = {p for output in outputs for p, _ in output.rounds}
+    assert min(proposed) < 5 and max(proposed) > 1
+    if options.greedy:
+        assert tokens(outputs) == tokens(decoder(target).generate(requests()))
+
+
 def test_kept_states_predict_the_emitted_tokens() -> None:
     target = llama(0)
     wanted = requests()
@@ -157,12 +170,16 @@ SMALL = {"vocab_size": 4, "initializer_range": 0.25}
 ROWS = 2500
 
 
-def first_tokens_chi_square(drafter_options: SamplingOptions | None, argmax: bool = False) -> float:
+def first_tokens_chi_square(
+    drafter_options: SamplingOptions | None, argmax: bool = False, stop_below: float = 0.0
+) -> float:
     """p-value of the first three sampled tokens' joint counts against the target's exact law."""
     target, draft = llama(0, **SMALL), llama(5, **SMALL)
     options = SamplingOptions(0.8)
     runner = Runner(target, 600, 64)
-    drafter = ModelDrafter(DraftModel(draft), runner, drafter_options or options, argmax=argmax)
+    drafter = ModelDrafter(
+        DraftModel(draft), runner, drafter_options or options, argmax=argmax, stop_below=stop_below
+    )
     if drafter_options is not None:  # lie about what was drawn from: the control
         drafter.choose = lying(drafter.choose, options)
     engine = Decoder(runner, eos_ids=[], options=options, drafter=drafter, num_speculative_tokens=2)
@@ -181,8 +198,8 @@ def lying(choose, options):
     from evaluation.decoder.sampling import probabilities
 
     def wrong(logits, uniform):
-        token, _ = choose(logits, uniform)
-        return token, probabilities(logits, options)
+        token, _, confidence = choose(logits, uniform)
+        return token, probabilities(logits, options), confidence
 
     return wrong
 
@@ -198,9 +215,9 @@ def exact_law(target, prompt: list[int], options: SamplingOptions) -> torch.Tens
     return probs.gather(2, grid[..., None])[..., 0].prod(dim=1)
 
 
-@pytest.mark.parametrize("argmax", [False, True])
-def test_sampled_output_follows_the_targets_law(argmax: bool) -> None:
-    assert first_tokens_chi_square(None, argmax) > 1e-4
+@pytest.mark.parametrize(("argmax", "stop_below"), [(False, 0.0), (True, 0.0), (False, 0.4)])
+def test_sampled_output_follows_the_targets_law(argmax: bool, stop_below: float) -> None:
+    assert first_tokens_chi_square(None, argmax, stop_below) > 1e-4
 
 
 def test_a_draft_distribution_at_the_wrong_temperature_is_caught() -> None:
