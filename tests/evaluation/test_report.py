@@ -88,7 +88,7 @@ def test_every_plot_is_written_with_its_numbers(tmp_path: Path) -> None:
             assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
     speedup = read(tmp_path / "plots" / "speedup.csv")
     assert len(speedup) == 12  # drafter, stopping early or not, and n-gram; two splits, two K
-    assert {row["drafter"] for row in speedup} == {"model", "ngram"}
+    assert {row["drafter"] for row in speedup} == {"model", "adaptive", "ngram"}
     assert speedup[0]["num_speculative_tokens"] == "4"
     assert (speedup[0]["speedup"], speedup[0]["low"], speedup[0]["predicted"]) == ("2.0", "1.9", "1.9")
     before = [row for row in read(tmp_path / "plots" / "acceptance.csv") if row["when"] == "before"]
