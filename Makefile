@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 TOP   := $(BIN)/distill
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate export compare preflight ui smoke test lint format
+.PHONY: help setup distill sample train evaluate select export compare preflight ui smoke test lint format
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
@@ -29,11 +29,12 @@ $(STAMP): pyproject.toml constraints.txt
 distill: $(STAMP) ## Run a whole recipe: sample, train, evaluate, select, export
 	$(TOP) run "$$RECIPE" $(ARGS)
 
-sample train evaluate export preflight: $(STAMP)
+sample train evaluate select export preflight: $(STAMP)
 	$(TOP) $@ "$$RECIPE" $(ARGS)
 sample: ## Sample the target's answers
 train: ## Distil the drafter on them (samples first where needed)
 evaluate: ## Measure acceptance and speed (trains first where needed)
+select: ## Register the drafter in MLflow and decide the champion
 export: ## Write the drafter in the form that servers load
 preflight: ## Say what a recipe needs and what is missing, before any work
 

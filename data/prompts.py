@@ -43,8 +43,8 @@ class Splits(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    select: float = Field(default=0.05, ge=0, lt=1)
-    test: float = Field(default=0.1, ge=0, lt=1)
+    select: float = Field(default=0.05, gt=0, lt=1)
+    test: float = Field(default=0.1, gt=0, lt=1)
 
     @model_validator(mode="after")
     def _leaves_something_to_train_on(self) -> "Splits":

@@ -26,6 +26,7 @@ STAGE_COMMANDS = {
     "sample": "sample the target's answers",
     "train": "distil the drafter on the samples (which are made first where missing)",
     "evaluate": "measure acceptance and speed of the drafter (trained first where missing)",
+    "select": "register the drafter in MLflow and decide the champion (measured first where missing)",
     "export": "write the drafter in the form that servers load (trained and measured first where missing)",
 }
 _OUTSIDE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -70,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="distill", description="Distil, measure, pick and export draft models.")
+    parser = _Parser(
+        allow_abbrev=False, prog="distill", description="Distil, measure, pick and export draft models."
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, text in STAGE_COMMANDS.items():
         command = _recipe_command(commands, name, text)
@@ -79,14 +82,18 @@ def _parser() -> argparse.ArgumentParser:
     _recipe_command(commands, "preflight", "say what a recipe needs and what is missing").set_defaults(
         command=_preflight
     )
-    compare = commands.add_parser("compare", help="rank the candidates of all runs by measured speedup")
+    compare = commands.add_parser(
+        "compare", allow_abbrev=False, help="rank the candidates of all runs by measured speedup"
+    )
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
     return parser
 
 
 def _recipe_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
     command.add_argument("recipe", help="a name in recipes/, or the path of a .yaml file")
     command.add_argument(
         "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"

@@ -104,11 +104,20 @@ class Run:
             raise UserError(
                 f"no prompt has at most {data.max_prompt_tokens} tokens: raise data.max_prompt_tokens"
             )
+        for split, needed in (("train", 1), ("select", 1), ("test", 2)):
+            there = sum(prompt.split == split for prompt, _ in kept)
+            if there < needed:
+                raise UserError(
+                    f"the {split} split has {there} prompts and needs {needed} at least: "
+                    "add prompts, or change data.splits"
+                )
         return kept
 
     @cached_property
     def stages(self) -> dict[str, Stage]:
         """Every stage with its key, from the recipe and from digests of what it reads; loads no model."""
+        from distill.tracking import tracking_uri
+
         recipe, root = self.recipe, self.runs_dir / self.recipe.name
         part = recipe.resolved()
         prompts = load_prompts(recipe.data.prompts, splits=recipe.data.splits, seed=recipe.seed)
@@ -126,7 +135,7 @@ class Run:
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
         measured = {"seed": recipe.seed, "evaluate": part["evaluate"], "serving": part["serving"]}
         evaluate = Stage("evaluate", root, measured, {"machine": machine()}, (sample, train))
-        select = Stage("select", root, {}, {}, (train, evaluate))
+        select = Stage("select", root, {}, {"store": tracking_uri(self.runs_dir)}, (train, evaluate))
         export = Stage("export", root, {"export": part["export"]}, {}, (sample, train, evaluate))
         return {stage.name: stage for stage in (sample, train, evaluate, select, export)}
 

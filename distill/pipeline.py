@@ -31,7 +31,8 @@ NEEDS = {
     "sample": ("sample",),
     "train": ("sample", "train"),
     "evaluate": ("sample", "train", "evaluate"),
-    "export": ("sample", "train", "evaluate", "export"),
+    "select": ("sample", "train", "evaluate", "select"),
+    "export": ("sample", "train", "evaluate", "select", "export"),
 }
 """The stages that each command brings up to date, in order."""
 VERIFY_PROMPTS = 3

@@ -317,9 +317,7 @@ def memory_needed(recipe: Recipe, sizes: Sizes) -> int:
     cache = recipe.sample.batch_size * longest * sizes.target * width // (24 * sizes.hidden)
     sampling = sizes.target * width + cache
     activations = recipe.train.batch_size * longest // 2 * 3 * sizes.draft * width // sizes.hidden
-    training = sizes.draft * TRAINING_BYTES + activations
-    if recipe.train.signal == "live":
-        training += sizes.target * width
+    training = sizes.target * width + sizes.draft * TRAINING_BYTES + activations
     return (
         int(1.1 * max(sampling, training)) + GIB
     )  # a tenth for what is left out, and the libraries themselves

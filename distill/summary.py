@@ -45,7 +45,8 @@ def print_summary(result: "Result") -> None:
     if (verified := result.read("export", "verification.json")) is not None:
         equal = f"{verified['identical']} of {verified['prompts']} outputs equal plain decoding"
         per_call = f"{verified['tokens'] / verified['target_calls']:.2f} tokens per target call"
-        console.print(f"transformers loads it as assistant_model: {equal}, {per_call}.")
+        warning = "" if verified["identical"] == verified["prompts"] else "WARNING: "
+        console.print(f"{warning}transformers loads it as assistant_model: {equal}, {per_call}.")
     console.print(advice(evaluation), markup=False)
 
 
@@ -121,7 +122,12 @@ def advice(evaluation: Mapping[str, Any]) -> str:
     """What to do next, from what the measures say is in the way."""
     rows = {row["split"]: row for row in evaluation["decode"] if _at_best(evaluation, row)}
     seen, unseen = (rows.get(split, {}).get("speedup", {}).get("mean") for split in ("seen", "unseen"))
-    ngram = [row["speedup"]["mean"] for row in evaluation["decode"] if row["drafter"] == "ngram"]
+    where = evaluation["best"]["split"]
+    ngram = [
+        row["speedup"]["mean"]
+        for row in evaluation["decode"]
+        if row["drafter"] == "ngram" and row["split"] == where
+    ]
     if ngram and max(ngram) > max(1.0, evaluation["best"]["speedup"]["mean"]):
         return "Next: n-gram look-up is faster here and needs no drafter: serve that, or sample more tokens."
     if not pays(evaluation):

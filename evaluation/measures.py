@@ -120,6 +120,7 @@ def _decode(row: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         "tokens_per_target_call": (row.get("tokens_per_target_call") or {}).get("mean"),
         "acceptance_rate": row.get("acceptance_rate"),
+        "bugs": row.get("bugs"),
         "prompts": row.get("prompts"),
     }
     for kind in ("conditional_acceptance", "unconditional_acceptance"):

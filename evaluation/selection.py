@@ -59,6 +59,8 @@ class CandidateRow:
     data_digest: str
     machine: str
     champion: bool = False
+    bugs: int = 0
+    """Outputs that differ from plain decoding by more than a near tie."""
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -209,6 +211,7 @@ def _measurements(model: Any, name: str, version: str, champion: bool) -> list[C
                 data_digest=digest,
                 machine=params.get("machine", ""),
                 champion=champion,
+                bugs=int(value.get("decode/bugs", 0)),
             )
         )
     return rows
@@ -350,6 +353,8 @@ def _judge(
     measured = [row for row in mine if row.speedup is not None]
     if not measured:
         return False, "Its speedup was not measured."
+    if bugs := sum(row.bugs for row in mine):
+        return False, f"{bugs} of its outputs differ from plain decoding by more than a near tie."
     if champion is None:
         return True, f"It is the first candidate under this name: {_said(measured[0])} over plain decoding."
     if not champion_rows:

@@ -90,7 +90,7 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
     include the bonus token and not the prefill's token; the interval is a bootstrap over rows.
     """
     outputs = [output for group in timing.outputs for output in group if output.rounds]
-    rounds = [pair for output in outputs for pair in output.rounds]
+    rounds = [pair for output in outputs for pair in counted_rounds(output)]
     emitted = np.array([len(output.tokens) - 1 for output in outputs], dtype=float)
     calls = np.array([len(output.rounds) for output in outputs], dtype=float)
     reached = [sum(p > i and a >= i for p, a in rounds) for i in range(count)]
@@ -106,6 +106,13 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
         "conditional_acceptance": [s / r if r else None for s, r in zip(stood, reached, strict=True)],
         "unconditional_acceptance": [s / o if o else None for s, o in zip(stood, offered, strict=True)],
     }
+
+
+def counted_rounds(output: Output) -> list[tuple[int, int]]:
+    """(proposed, accepted) of an output's rounds, without drafts that stood behind its end."""
+    *whole, (proposed, accepted) = output.rounds
+    emitted = accepted + 1 - output.truncated
+    return [*whole, (min(proposed, emitted), min(accepted, emitted))]
 
 
 def latencies(timing: Timing) -> dict[str, float]:
@@ -129,13 +136,13 @@ def measure_costs(
     `cost_ratio` is a draft step over a target step; `verify_overhead[n]` = verify / target step - 1.
     """
 
-    def step(runner: Runner, width: int, argmax: bool) -> Callable[[], Any]:
+    def step(runner: Runner, width: int, last_only: bool) -> Callable[[], Any]:
         ids = torch.full((batch_size, width), 5, device=runner.device)
         start = torch.full((batch_size,), min(TYPICAL_POSITION, runner.length - width), device=runner.device)
 
         def forward() -> Any:
             hidden = runner.forward(ids, start, slice(0, batch_size))
-            return runner.logits(hidden[:, -1:] if argmax else hidden).argmax(dim=-1)
+            return runner.logits(hidden[:, -1:] if last_only else hidden).argmax(dim=-1)
 
         return forward
 

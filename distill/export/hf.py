@@ -152,7 +152,7 @@ def check_out_dir(out_dir: Path, force: bool) -> None:
         raise UserError(f"{out_dir} is in the way: it is no directory.")
     if out_dir.is_dir() and any(out_dir.iterdir()) and not force and not _is_export(out_dir):
         raise UserError(
-            f"{out_dir} holds something that is no export of this tool: choose another, or use --force."
+            f"{out_dir} holds something that is no export of this tool: choose another, or remove it."
         )
 
 

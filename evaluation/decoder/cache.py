@@ -1,7 +1,7 @@
 """A static key-value cache in which every row writes at its own position.
 
 Rows are left aligned: the entry of position `i` stands in slot `i`. Rolling back moves a row's position; the
-rejected entries stay, masked, until they are overwritten. Nothing is ever cropped or copied.
+rejected entries stay, masked, until they are overwritten: a rollback crops and copies nothing.
 
 Shapes: B rows, T new tokens, S slots, W slots that the current forward may look at, H key-value heads, D head
 size.

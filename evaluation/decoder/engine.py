@@ -70,6 +70,11 @@ class Row:
     truncated: int = 0
     states: States = field(default_factory=States)
 
+    def keep(self, hidden: torch.Tensor, summary: torch.Tensor) -> None:
+        """Keep the states `[n, H]` and logits' summaries `[n, 2]` that the next n tokens come from."""
+        self.states.hidden.append(hidden.clone())
+        self.states.logits_summary.append(summary)
+
 
 class Decoder:
     """Decodes requests with a target and, optionally, a drafter that proposes `num_speculative_tokens` per
@@ -112,6 +117,7 @@ class Decoder:
         self.rows: list[Row] = []
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
+        self.drafter_prefill_seconds = 0.0
 
     @torch.inference_mode()
     def generate(
@@ -133,7 +139,9 @@ class Decoder:
             while queue and len(self.rows) < self.tokens.shape[0]:
                 self.start(Row(*queue.pop()), len(self.rows), shared if self.rows else 0)
                 self.retire(len(self.rows) - 1, outputs)
-            middle = time.perf_counter()
+            # The drafter's own prefill comes after the first token and is a cost of speculation.
+            middle = time.perf_counter() - self.drafter_prefill_seconds
+            self.drafter_prefill_seconds = 0.0
             before = sum(len(row.tokens) for row in self.rows)
             if self.rows:
                 self.round()
@@ -175,10 +183,13 @@ class Decoder:
             uniform = torch.rand(1, generator=self.uniforms.generators[slot], dtype=torch.float64)
             token = draw(probabilities(logits, self.options), uniform.to(logits.device))
         self.tokens[slot, len(prompt)] = token[0]
-        self.keep(row, hidden, logits)
+        if self.keep_states:
+            row.keep(hidden, self.summarise(logits))
         self.emit(row, token.tolist())
         if self.drafter:
+            begin = time.perf_counter()
             self.drafter.start(slot, prompt)
+            self.drafter_prefill_seconds += time.perf_counter() - begin
         self.rows.append(row)
 
     def round(self) -> None:
@@ -188,7 +199,7 @@ class Decoder:
         # No draft is worth its cost beyond the longest row's end.
         left = max(row.request.max_new_tokens - len(row.tokens) for row in self.rows)
         count = min(self.count, left - 1)
-        # As many numbers per round whatever the count, so that a row's stream never depends on its batch.
+        # As many numbers per round whatever the count: what plain decoding draws never depends on the batch.
         numbers = None if self.options.greedy else self.uniforms.next(batch, 2 * self.count + 1)
         drafted = self.tokens.new_zeros(batch, 0)
         proposed = torch.zeros_like(position)
@@ -231,18 +242,18 @@ class Decoder:
         self.features[:batch] = hidden[torch.arange(batch, device=hidden.device), accepted]
 
         emitted = torch.cat((drafted, token), dim=1).tolist()
+        summary = self.summarise(logits) if self.keep_states else None
         counts = zip(self.rows, proposed.tolist(), accepted.tolist(), strict=True)
         for slot, (row, offered, stood) in enumerate(counts):
             row.rounds.append((offered, stood))
-            self.keep(row, hidden[slot, : stood + 1], logits[slot, : stood + 1])
+            if summary is not None:
+                row.keep(hidden[slot, : stood + 1], summary[slot, : stood + 1])
             self.emit(row, emitted[slot][:stood] + emitted[slot][-1:])
 
-    def keep(self, row: Row, hidden: torch.Tensor, logits: torch.Tensor) -> None:
-        """Keep the states `hidden [n, H]`, `logits [n, V]` that the next n emitted tokens come from."""
-        if self.keep_states:
-            normaliser = (logits / self.signal_temperature).logsumexp(dim=-1).double()
-            row.states.hidden.append(hidden.clone())
-            row.states.logits_summary.append(torch.stack((normaliser, logits.argmax(dim=-1).double()), dim=1))
+    def summarise(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log-normaliser at the signal temperature, and argmax, of logits `[..., V]`: float64 `[..., 2]`."""
+        normaliser = (logits / self.signal_temperature).logsumexp(dim=-1)
+        return torch.stack((normaliser.double(), logits.argmax(dim=-1).double()), dim=-1)
 
     def emit(self, row: Row, tokens: list[int]) -> None:
         """Append a round's tokens to a row, up to its end."""

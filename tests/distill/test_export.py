@@ -251,7 +251,7 @@ def test_it_overwrites_only_its_own_and_never_half(
     drafter = saved(reduced(), tmp_path)
     out_dir.mkdir()
     (out_dir / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="--force"):
+    with pytest.raises(UserError, match="or remove it"):
         export_hf(drafter, target_dir, out_dir, facts=FACTS)
     assert (out_dir / "thesis.txt").exists()
     export_hf(drafter, target_dir, out_dir, facts=FACTS, force=True)
