@@ -83,10 +83,10 @@ def test_each_command_runs_what_it_needs_and_nothing_twice(calls: list[str], tmp
     go(tmp_path, "sample")
     assert calls == ["sample", "train"]
     result = go(tmp_path, "export")
-    assert calls == ["sample", "train", "evaluate", "export"]
-    assert [outcome.skipped for outcome in result.outcomes.values()] == [True, True, False, False]
+    assert calls == ["sample", "train", "evaluate", "select", "export"]
+    assert [outcome.skipped for outcome in result.outcomes.values()] == [True, True, False, False, False]
     go(tmp_path, "run")
-    assert calls[4:] == ["select"]
+    assert calls[5:] == []
     assert "seed: 1" in (tmp_path / "smoke" / "recipe.yaml").read_text()
 
 
