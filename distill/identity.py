@@ -40,6 +40,7 @@ def machine() -> dict[str, str | int]:
         "cores": os.cpu_count() or 1,
         "system": f"{platform.system()} {platform.machine()}",
         "gpu": (gpu() or ("", 0))[0],
+        "threads": os.environ.get("OMP_NUM_THREADS", "all"),
     }
 
 
@@ -67,7 +68,6 @@ def environment() -> dict[str, str | int]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found["threads"] = os.environ.get("OMP_NUM_THREADS", "all")
     found["commit"] = code_commit()
     return found
 

@@ -19,7 +19,7 @@ def choose_draft_vocab(token_counts: Tensor, size: int, always_ids: Iterable[int
     All `always_ids` (end-of-sequence and other special ids) are in; the other places go to the most frequent
     ids, lower ids first where counts tie, so that the same counts always give the same vocabulary.
 
-    Args: `token_counts` int64 [V], how often the target emitted each id. Raises `UserError` when `size` is
+    Args: `token_counts` int64 [V], how often each id occurs in the target's samples. Raises `UserError` when `size` is
     larger than V or smaller than the number of always-included ids.
     """
     (full_size,) = token_counts.shape
@@ -39,12 +39,3 @@ def choose_draft_vocab(token_counts: Tensor, size: int, always_ids: Iterable[int
     counts[always] = torch.iinfo(torch.int64).max
     ranked = torch.sort(counts, descending=True, stable=True).indices
     return ranked[:size].sort().values
-
-
-def covered_share(token_counts: Tensor, vocab: Tensor | None) -> float:
-    """The share of the counted tokens whose ids are in `vocab` (int64 [Vd], `None` = all): no drafter can
-    accept more."""
-    total = int(token_counts.sum())
-    if vocab is None or total == 0:
-        return 1.0
-    return int(token_counts[vocab.to(token_counts.device)].sum()) / total

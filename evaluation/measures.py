@@ -17,6 +17,8 @@ def machine_label(machine: Mapping[str, Any]) -> str:
     group.
     """
     parts = [str(machine.get("cpu", "unknown processor")), f"{machine.get('cores', '?')} cores"]
+    if machine.get("threads", "all") != "all":
+        parts.append(f"{machine['threads']} threads")
     if machine.get("gpu"):
         parts.insert(0, str(machine["gpu"]))
     return ", ".join(parts)

@@ -40,16 +40,6 @@ TOKENIZER_FILES = (
 MISREAD_NAMES = ("eagle-", "eagle3", "dflash", "dspark", "medusa")
 """vLLM takes a drafter for another kind where its path holds one of these."""
 _SEQUENCES, _LENGTH = 32, 256  # calibration: at most this many sequences of this many tokens
-_TEXTS = (
-    "The old harbour was quiet in the morning. A few boats came back with fish, and people bought bread and "
-    "tea on the way to work. In 1998 the town had about 12,000 inhabitants; today there are twice as many.",
-    '{"id": 17, "name": "Anna Berg", "email": "anna@example.org", "tags": ["new", "paid"], "total": 49.90, '
-    '"address": {"street": "Mill Lane 4", "city": "Oslo"}, "active": true, "notes": null}',
-    "class Account:\n    def __init__(self, owner: str, balance: float = 0.0):\n        self.owner = owner\n"
-    "        self.balance = balance\n\n    def deposit(self, amount):\n        self.balance += amount\n",
-    "SELECT customer, COUNT(*) AS orders, SUM(price) FROM orders WHERE date >= '2024-01-01' GROUP BY 1;",
-    "To add 27 and 35, first add the tens: 20 + 30 = 50. Then add the ones: 7 + 5 = 12. So the sum is 62.",
-)
 
 
 @dataclass(frozen=True)
@@ -208,13 +198,6 @@ def calibration_states(drafter: DraftModel, sequences: Sequence[Sequence[int]]) 
     """Final hidden states `[N, H]` of the drafter over the beginnings of the first token id sequences."""
     chosen = [list(sequence[:_LENGTH]) for sequence in sequences[:_SEQUENCES] if len(sequence)]
     return torch.cat([drafter.model.base_model(torch.tensor([ids])).last_hidden_state[0] for ids in chosen])
-
-
-def _encoded_texts(target: Path) -> list[list[int]]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
-    return [ids for text in _TEXTS if (ids := tokenizer(text)["input_ids"])]
 
 
 def _measured(head: torch.Tensor, row: torch.Tensor, states: torch.Tensor, missing: int) -> Expansion:

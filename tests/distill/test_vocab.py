@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from data.errors import UserError
-from distill.vocab import choose_draft_vocab, covered_share
+from distill.vocab import choose_draft_vocab
 
 COUNTS = torch.tensor([0, 5, 9, 5, 0, 1, 5, 0])
 
@@ -32,9 +32,3 @@ def test_the_full_size_keeps_all() -> None:
 def test_sizes_that_cannot_be(size: int, always: list[int], words: str) -> None:
     with pytest.raises(UserError, match=words):
         choose_draft_vocab(COUNTS, size, always)
-
-
-def test_covered_share() -> None:
-    assert covered_share(COUNTS, torch.tensor([1, 2])) == pytest.approx(14 / 25)
-    assert covered_share(COUNTS, None) == 1.0
-    assert covered_share(torch.zeros(8, dtype=torch.int64), torch.tensor([1])) == 1.0
