@@ -19,8 +19,8 @@ def choose_draft_vocab(token_counts: Tensor, size: int, always_ids: Iterable[int
     All `always_ids` (end-of-sequence and other special ids) are in; the other places go to the most frequent
     ids, lower ids first where counts tie, so that the same counts always give the same vocabulary.
 
-    Args: `token_counts` int64 [V], how often each id occurs in the target's samples. Raises `UserError` when `size` is
-    larger than V or smaller than the number of always-included ids.
+    Args: `token_counts` int64 [V], how often each id occurs in the target's samples. Raises `UserError` when
+    `size` is larger than V or smaller than the number of always-included ids.
     """
     (full_size,) = token_counts.shape
     always = torch.tensor(sorted(set(always_ids)), dtype=torch.int64)

@@ -22,8 +22,8 @@ def compare_greedy(
     """Compare two greedy continuations of one request.
 
     Forwards of different widths round differently, so two ids whose logits agree up to that noise may swap.
-    The noise is measured where it matters, at the first divergence: between the logits of one forward over the
-    whole text and of a step of width 1 over its cache.
+    The noise is measured where it matters, at the first divergence: between the logits of one forward over
+    the whole text and of a step of width 1 over its cache.
     """
     if list(plain) == list(speculative):
         return "identical"
