@@ -1,5 +1,6 @@
 """The Makefile: every target stands in `make help`, and what the user types stays one argument."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,11 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def make(*arguments: str) -> str:
-    done = subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    # `make test` hands its own flags and level on; without them this is the make that a user starts.
+    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(
+        ["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, env=outside
+    )
     return done.stdout
 
 
