@@ -43,6 +43,14 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     _sync_folder(path.parent)
 
 
+def commit_file(temporary: Path, path: Path) -> None:
+    """Give a file that a library wrote under a temporary name its own: synced to disk, then renamed."""
+    with temporary.open("rb") as stream:
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
 def write_json(path: Path, obj: Any) -> None:
     """Write `obj` as indented JSON with sorted keys, atomically.
 

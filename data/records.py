@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from data.errors import UserError
+from data.files import commit_file
 from data.signals import Signals, concatenate, read_signals, write_signals
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def write_shard(
         write_signals(signals_path(path), signals)
     temporary = path.with_suffix(".tmp")
     Dataset.from_list([asdict(record) for record in records]).to_parquet(temporary)
-    temporary.replace(path)
+    commit_file(temporary, path)
 
 
 def signals_path(shard: Path) -> Path:

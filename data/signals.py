@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data.files import commit_file
+
 if TYPE_CHECKING:
     import torch
 
@@ -52,7 +54,7 @@ def write_signals(path: Path, parts: list[Signals]) -> None:
     tensors = {"hidden": joined.hidden, "logsumexp": joined.logsumexp, "argmax": joined.argmax}
     temporary = path.with_suffix(".tmp")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-    temporary.replace(path)
+    commit_file(temporary, path)
 
 
 def read_signals(path: Path) -> Signals:

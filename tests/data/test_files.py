@@ -80,3 +80,13 @@ def test_the_canonical_hash_ignores_the_order_of_keys_and_nothing_else() -> None
 def test_keys_that_json_would_confuse_are_refused(odd: object) -> None:
     with pytest.raises(TypeError, match="string keys"):
         canonical_hash(odd)
+
+
+def test_a_committed_file_takes_the_place_of_the_old_one_and_leaves_no_temporary(tmp_path: Path) -> None:
+    from data.files import commit_file
+
+    temporary, path = tmp_path / "a.tmp", tmp_path / "a"
+    path.write_text("old")
+    temporary.write_text("new")
+    commit_file(temporary, path)
+    assert path.read_text() == "new" and not temporary.exists()
