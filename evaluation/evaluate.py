@@ -83,7 +83,7 @@ class Evaluation:
         length = longest + config.max_new_tokens + max(config.num_speculative_tokens) + 1
         self.runner: Runner = Runner(target, serving.batch_size, length)
         self.argmax = serving.draft_sampling == "argmax"
-        self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=self.argmax)
+        self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=self.argmax, int8=True)
 
     def acceptance(self, drafter: DraftModel) -> list[dict[str, Any]]:
         """The three teacher-forced acceptances of `drafter` on the test samples, by split, temperature and
@@ -131,7 +131,12 @@ class Evaluation:
         found = {"plain": decoder(None, 0)}
         found |= {f"model {count}": decoder(self.model_drafter, count) for count in counts}
         adaptive = ModelDrafter(
-            self.drafter, self.runner, self.options, argmax=self.argmax, stop_below=stop_below
+            self.drafter,
+            self.runner,
+            self.options,
+            argmax=self.argmax,
+            stop_below=stop_below,
+            int8=True,
         )
         found[f"adaptive {counts[-1]}"] = decoder(adaptive, counts[-1])
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}

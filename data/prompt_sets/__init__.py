@@ -28,31 +28,23 @@ TEMPLATES: tuple[Template, ...] = (
     *summaries.TEMPLATES,
     *translations.TEMPLATES,
 )
+_STRUCTURED = ("json", "sql", "class", "function", "config", "table")
+_OPEN = ("chat", "code", "math", "summarise", "translate")
+_RECORDS = (
+    *("json_event", "json_movie", "json_order", "json_pairs", "json_person", "json_product", "json_server"),
+    *("sql_count", "sql_create", "sql_delete", "sql_insert", "sql_top"),
+    *("c_struct", "csharp_class", "java_class", "python_class", "python_subclass", "typescript_interface"),
+    *("json_from_csv", "json_schema", "sql_alter", "sql_join", "javascript_class", "kotlin_class"),
+)
+_OTHER_STRUCTURED = tuple(t.name for t in TEMPLATES if t.task in _STRUCTURED and t.name not in _RECORDS)
+
 # Names that recipes may ask for, beside the tasks' own: the tasks or templates that each stands for.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "records": (
-        *(
-            "json_event",
-            "json_movie",
-            "json_order",
-            "json_pairs",
-            "json_person",
-            "json_product",
-            "json_server",
-        ),
-        *("sql_count", "sql_create", "sql_delete", "sql_insert", "sql_top"),
-        *(
-            "c_struct",
-            "csharp_class",
-            "java_class",
-            "python_class",
-            "python_subclass",
-            "typescript_interface",
-        ),
-        *("json_from_csv", "json_schema", "sql_alter", "sql_join", "javascript_class", "kotlin_class"),
-    ),
-    "structured": ("json", "sql", "class", "function", "config", "table"),
-    "open": ("chat", "code", "math", "summarise", "translate"),
+    "records": _RECORDS,
+    "structured": _STRUCTURED,
+    "open": _OPEN,
+    # Everything but the workload of `records`: what a general drafter learns, before it is aligned to that.
+    "general": (*_OPEN, *_OTHER_STRUCTURED),
 }
 
 __all__ = ["GROUPS", "TEMPLATES", "Template", "fills"]

@@ -84,14 +84,16 @@ class ModelDrafter:
         argmax: bool = False,
         stop_below: float = 0.0,
         optimize: bool = True,
+        int8: bool = False,
     ) -> None:
-        """Rows and positions as the target's; `argmax` drafts greedily also where the target samples.
+        """Rows and positions as the target's; `argmax` drafts greedily also where the target samples;
+        `optimize` and `int8` as in `Runner`.
 
         A row's draft ends early where the drafter's own probability of all that it has proposed falls below
         `stop_below`: what is unlikely to be accepted costs draft steps and a wider verify forward. Whether to
         go on depends on proposed tokens only, never on the next one, so the output stays the target's.
         """
-        self.runner = Runner(draft.model, target.cache.num_rows, target.length, optimize=optimize)
+        self.runner = Runner(draft.model, target.cache.num_rows, target.length, optimize=optimize, int8=int8)
         self.vocab = None if draft.vocab is None else draft.vocab.to(self.runner.device)
         self.target_vocab_size = target.vocab_size
         self.options = options

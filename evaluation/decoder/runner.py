@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from data.errors import UserError
 from evaluation.decoder.attention import FOLDED_ATTENTION
 from evaluation.decoder.cache import RaggedCache
-from evaluation.decoder.linear import pack_linears
+from evaluation.decoder.linear import pack_linears, quantize_linears
 
 WINDOW_STEP = 64  # cache slots in view grow in steps, so that attention does not pay for the empty rest
 PREFILL_CHUNK = 512  # bounds the memory of a long prompt's forward
@@ -49,11 +49,18 @@ class Runner:
     """A causal LM that decodes `batch_size` ragged rows of at most `max_length` positions.
 
     The model's modules are copied (its parameters are shared), so the caller's model stays as it was.
-    `optimize` swaps linear layers for packed ones on a CPU (see `linear.py`).
+    `optimize` swaps linear layers on a CPU for packed ones, or with `int8` for ones with 8-bit weights (see
+    `linear.py`); `int8` is for drafters only.
     """
 
     def __init__(
-        self, model: PreTrainedModel, batch_size: int, max_length: int, *, optimize: bool = True
+        self,
+        model: PreTrainedModel,
+        batch_size: int,
+        max_length: int,
+        *,
+        optimize: bool = True,
+        int8: bool = False,
     ) -> None:
         check_can_roll_back(model)
         config = model.config.get_text_config()
@@ -76,7 +83,7 @@ class Runner:
         if self.folded:
             self.model.config._attn_implementation = FOLDED_ATTENTION
         if optimize and self.device.type == "cpu":
-            pack_linears(self.model)
+            quantize_linears(self.model) if int8 else pack_linears(self.model)
         self.backbone = getattr(self.model, self.model.base_model_prefix)
         self.head = self.model.get_output_embeddings()
         parameters = inspect.signature(self.backbone.forward).parameters
