@@ -3,9 +3,12 @@
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 _BLOCK_BYTES = 1 << 20
 
@@ -49,6 +52,41 @@ def commit_file(temporary: Path, path: Path) -> None:
         os.fsync(stream.fileno())
     temporary.replace(path)
     _sync_folder(path.parent)
+
+
+def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a new folder, sync it and rename it to `directory`; the old one goes only after
+    that.
+    """
+    directory = Path(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = directory.parent / f".{directory.name}.{uuid4().hex[:8]}.tmp"
+    temporary.mkdir()
+    try:
+        write(temporary)
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                file.chmod(_usual_mode())  # safetensors makes files that only their owner can read
+        sync_tree(temporary)
+        old = directory.parent / f".{directory.name}.{uuid4().hex[:8]}.old"
+        if directory.exists():
+            directory.replace(old)
+        temporary.replace(directory)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_folder(directory.parent)
+
+
+def sync_tree(directory: Path) -> None:
+    """Force everything under `directory` to disk."""
+    for path in (*sorted(directory.rglob("*")), directory):
+        if path.is_dir():
+            _sync_folder(path)
+        else:
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
 
 
 def write_json(path: Path, obj: Any) -> None:

@@ -195,6 +195,7 @@ def _read_hub(source: str, parsed: ParsedSource) -> list[Prompt]:
             f"data set {parsed.place} has no column {column or 'messages or prompt'}: name one of "
             f"{', '.join(rows.column_names)} as hub:{parsed.place}@{parsed.revision}:{parsed.split}:COLUMN"
         )
+    name = parsed.place.rpartition("/")[2]  # measures by task tell the data sets apart
     prompts, unusable = [], 0
     for number, value in enumerate(rows[column]):
         try:
@@ -202,7 +203,7 @@ def _read_hub(source: str, parsed: ParsedSource) -> list[Prompt]:
         except UserError:
             unusable += 1
             continue
-        prompts.append(_prompt(source, "chat", "hub", messages))
+        prompts.append(_prompt(source, name, name, messages))
     if unusable:
         _log.warning(
             "%s: %d of %d rows hold no prompt and are left out", source, unusable, unusable + len(prompts)

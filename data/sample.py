@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from data.engines import Completion, SampleRequest, SamplingEngine
 from data.errors import UserError
 from data.prompts import Prompt
-from data.records import SampleRecord, read_records, shard_path, write_shard
+from data.records import SampleRecord, read_records, shard_path, signals_path, write_shard
 
 BATCHES_PER_SHARD = 4  # finished rows are refilled inside a shard; an interruption loses at most one
 
@@ -104,23 +104,29 @@ def run(
     seed: int,
     directory: Path,
     on_tokens: Callable[[int], None],
+    elsewhere: Sequence[Path] = (),
 ) -> int:
     """Sample into `directory`, shard by shard, until the training split has `config.tokens` tokens; how many
     it has.
 
-    `prompts` come with their token ids. Shards that are on disk are kept and counted; `on_tokens` hears the
-    new tokens of every split. Raises UserError when the training prompts end far below the budget.
+    `prompts` come with their token ids. Shards that are on disk are kept and counted, and so are those of
+    finished samplings `elsewhere` that had the same plan: it does not depend on the budget. `on_tokens` hears
+    the new tokens of the training split. Raises UserError when the training prompts end far below the budget.
     """
     directory.mkdir(parents=True, exist_ok=True)
     total = 0
     for index, shard in enumerate(plan(prompts, config, held_out=held_out, seed=seed)):
         path = shard_path(directory, index)
+        training = shard[0].prompt.split == "train"
+        heard = on_tokens if training else _unheard
+        if not path.exists():
+            adopt_shard(directory, index, elsewhere)
         if path.exists():
             count = sum(record.completion_tokens for record in read_records(path))
-            on_tokens(count)
+            heard(count)
         else:
-            count = sample_shard(shard, engine, config, directory, index, on_tokens)
-        total += count if shard[0].prompt.split == "train" else 0
+            count = sample_shard(shard, engine, config, directory, index, heard)
+        total += count if training else 0
         if total >= config.tokens:
             return total
     if total < config.tokens // 2:
@@ -129,6 +135,22 @@ def run(
             f"{config.tokens}: add prompts, raise samples_per_prompt or lower the budget."
         )
     return total
+
+
+def _unheard(count: int) -> None:
+    """Held-out tokens are no part of the budget that progress is shown of."""
+
+
+def adopt_shard(directory: Path, index: int, elsewhere: Sequence[Path]) -> None:
+    """Link shard `index` of another sampling into `directory`, where one of `elsewhere` has it."""
+    for folder in elsewhere:
+        shard = shard_path(folder, index)
+        if shard.exists():
+            for path in (signals_path(shard), shard):  # the shard is whole once its records are there
+                if path.exists():
+                    (directory / path.name).unlink(missing_ok=True)
+                    (directory / path.name).hardlink_to(path)
+            return
 
 
 def sample_shard(

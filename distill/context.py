@@ -13,8 +13,9 @@ from data.files import canonical_hash
 from data.prompt_sources import Prompt
 from data.prompts import encode_prompt, load_prompts, prompts_digest
 from distill.identity import machine, model_form
-from distill.models import load_target, model_digest, resolve_model
+from distill.models import load_target
 from distill.recipe import Recipe
+from distill.resolve import model_digest, resolve_model
 from distill.stages import Say, Stage
 from evaluation.evaluate import EvaluateConfig
 
@@ -48,6 +49,11 @@ class Run:
     def signal_temperature(self) -> float:
         """The temperature of the kept signals and of the loss: the serving one, and 1 where that is 0."""
         return self.recipe.serving.temperature or 1.0
+
+    @property
+    def kept_signal_temperature(self) -> float | None:
+        """The temperature of the signals that sampling keeps; None where training asks the target itself."""
+        return self.signal_temperature if self.recipe.train.signal == "hidden" else None
 
     @property
     def metric(self) -> Literal["greedy", "sampled", "argmax"]:
@@ -127,7 +133,7 @@ class Run:
             "held_out": self.held_out,
             "dtype": recipe.target.dtype,
             "max_prompt_tokens": recipe.data.max_prompt_tokens,
-            "signal_temperature": self.signal_temperature,
+            "signal_temperature": self.kept_signal_temperature,
         }
         read = {"target": model_digest(self.target_folder), "prompts": prompts_digest(prompts)}
         sample = Stage("sample", root, sampled, read)
@@ -160,15 +166,24 @@ class Run:
 
         return resolve_candidate(reference, self.runs_dir)
 
+    @cached_property
+    def init_folder(self) -> Path | None:
+        """The folder that the drafter starts from; None where it is cut out of the target."""
+        draft = self.recipe.draft
+        if draft.init.from_ == "target":
+            return None
+        if model_form(draft.init.from_) == "candidate":
+            return self.candidate(draft.init.from_)
+        return resolve_model(draft.init.from_, draft.revision, self.cache, "draft.init.from")
+
     def _init_digest(self) -> str:
         from distill.tracking import drafter_digest
 
-        init = self.recipe.draft.init.from_
-        if init == "target":
+        folder = self.init_folder
+        if folder is None:
             return "target"
-        if model_form(init) == "candidate":
-            return drafter_digest(self.candidate(init))
-        return model_digest(resolve_model(init, self.recipe.draft.revision, self.cache))
+        candidate = model_form(self.recipe.draft.init.from_) == "candidate"
+        return drafter_digest(folder) if candidate else model_digest(folder)
 
 
 def samples_digest(samples: "Samples", config: EvaluateConfig) -> str:

@@ -28,15 +28,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.errors import UserError
-from distill.models import (
-    Target,
-    cast_parameters,
-    check_plain_head,
-    empty_model,
-    load_drafter,
-    load_model,
-    resolve_model,
-)
+from distill.models import Target, cast_parameters, check_plain_head, empty_model, load_drafter, load_model
+from distill.resolve import resolve_model
 
 if TYPE_CHECKING:
     from torch import Tensor

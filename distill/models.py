@@ -1,28 +1,19 @@
-"""Load a target or a drafter, save a drafter: safetensors only, code from a hub never.
-
-A target is named by a hub id, a local directory or GGUF file, or `package:PACKAGE/FILE.gguf`, a GGUF that an
-installed Python package carries. A GGUF is read once (half a minute) and kept as an ordinary Hugging Face
-directory in the cache.
-"""
+"""Load a target or a drafter, save a drafter: safetensors only, code from a hub never."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict
 
 from data.errors import UserError
-from data.files import canonical_hash, sha256_file, write_json
-from distill.identity import model_form
+from data.files import replace_directory, write_json
+from distill.resolve import model_digest, resolve_model
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +21,7 @@ if TYPE_CHECKING:
 
     from evaluation.decoder.drafters import DraftModel
 
-_PACKAGE_PREFIX = "package:"
-_CONVERTED = "converted.json"  # the last file of a converted GGUF: the digests of the others
 _DRAFT_VOCAB = "draft_vocab.json"
-_HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
-_DIGEST_SUFFIXES = {".json", ".jinja", ".model", ".safetensors", ".txt"}
 
 
 class TargetConfig(BaseModel):
@@ -62,31 +49,6 @@ class Target:
     """Changes when the weights, the config or the tokenizer change: the hub commit, or a hash of the
     files."""
     name: str
-
-
-def resolve_model(model: str, revision: str | None, cache_dir: Path, what: str = "target.model") -> Path:
-    """The local Hugging Face directory of `model`; downloads, or converts a GGUF into `cache_dir`, only once.
-
-    `random:SEED` is a tiny random target, for tests and the smoke recipe. `what` names the setting in
-    messages. Raises `UserError` when the package, path or hub repository is not there or may not be read.
-    """
-    form = model_form(model)
-    if form == "hub":
-        return _download(model, revision, what)
-    if form == "random":
-        return _random(model.removeprefix("random:"), Path(cache_dir), what)
-    path = _file_in_package(model, what) if form == "package" else Path(model).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise UserError(f"{what}: there is no file {path}.")
-        return _converted(path, Path(cache_dir), what)
-    if not path.is_dir():
-        raise UserError(f"{what}: there is no directory {path}, and {model!r} is no hub id.")
-    if not (path / "config.json").is_file():
-        raise UserError(f"{what}: {path} holds no config.json, so it is no Hugging Face model directory.")
-    if not any(path.glob("*.safetensors")):
-        raise UserError(f"{what}: {path} holds no safetensors weights; save them with save_pretrained.")
-    return path
 
 
 def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | str) -> Target:
@@ -140,19 +102,6 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def model_digest(path: Path) -> str:
-    """Identity of a model directory: a hub snapshot's commit, else a hash of its configs, weights and
-    tokenizer."""
-    path = Path(path)
-    if path.parent.name == "snapshots":
-        return path.name
-    converted = path / _CONVERTED
-    if converted.is_file():
-        return canonical_hash(json.loads(converted.read_text()))
-    files = [file for file in sorted(path.iterdir()) if file.suffix in _DIGEST_SUFFIXES]
-    return canonical_hash({file.name: sha256_file(file) for file in files})
 
 
 def check_plain_head(model: PreTrainedModel, name: str) -> None:
@@ -249,142 +198,6 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Change the dtype of the parameters alone: `model.to(dtype)` would round the rotary buffers too."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a new folder, sync it and rename it to `directory`; the old one goes only after
-    that."""
-    directory = Path(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = directory.parent / f".{directory.name}.{uuid4().hex[:8]}.tmp"
-    temporary.mkdir()
-    try:
-        write(temporary)
-        _open_to_readers(temporary)
-        sync_tree(temporary)
-        old = directory.parent / f".{directory.name}.{uuid4().hex[:8]}.old"
-        if directory.exists():
-            directory.replace(old)
-        temporary.replace(directory)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    _sync(directory.parent)
-
-
-def _open_to_readers(directory: Path) -> None:
-    # safetensors makes files that only their owner can read
-    umask = os.umask(0)
-    os.umask(umask)
-    for file in directory.rglob("*"):
-        if file.is_file():
-            file.chmod(0o666 & ~umask)
-
-
-def sync_tree(directory: Path) -> None:
-    """Force everything under `directory` to disk."""
-    for path in (*sorted(directory.rglob("*")), directory):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _file_in_package(model: str, what: str) -> Path:
-    package, _, inside = model.removeprefix(_PACKAGE_PREFIX).partition("/")
-    if not package.isidentifier() or not inside or ".." in Path(inside).parts:
-        raise UserError(f"{what}: {model!r} must read package:PACKAGE/FILE.gguf.")
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(
-            f"{what}: the Python package {package} is not installed; "
-            f"run `make setup` or `pip install --no-deps {package.replace('_', '-')}`."
-        )
-    return Path(next(iter(spec.submodule_search_locations))) / inside
-
-
-def _random(seed: str, cache_dir: Path, what: str) -> Path:
-    from distill.tiny import make_tiny_target
-
-    if not seed.isdecimal():
-        raise UserError(f"{what}: random:{seed} must read random:SEED with a whole number.")
-    directory = cache_dir / f"random-{int(seed)}"
-    if not directory.is_dir():
-        replace_directory(directory, lambda folder: make_tiny_target(folder, int(seed)))
-    return directory
-
-
-def _converted(gguf: Path, cache_dir: Path, what: str) -> Path:
-    """The directory that holds `gguf` as float32 safetensors; written once per content of the file."""
-    directory = cache_dir / f"{gguf.stem}-{sha256_file(gguf)[:16]}"
-    if not (directory / _CONVERTED).is_file():
-        replace_directory(directory, lambda folder: _convert(gguf, folder, what))
-    return directory
-
-
-def _convert(gguf: Path, folder: Path, what: str) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        with without_bars():
-            # float32: dequantised blocks are scale * integer + minimum, which no 16-bit type holds exactly
-            model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-            )
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except (OSError, ValueError, ImportError, NotImplementedError) as error:
-        raise UserError(f"{what}: transformers cannot read {gguf}: {error}") from error
-    # The weights are plain now, but save_pretrained refuses while model and config still say "gguf"
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    with without_bars():
-        model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_json(folder / _CONVERTED, {file.name: sha256_file(file) for file in sorted(folder.iterdir())})
-
-
-def _download(model: str, revision: str | None, what: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    at = f"{model} at {revision}" if revision else model
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
-    except HFValidationError as error:
-        raise UserError(f"{what}: {model!r} is neither a local directory nor a hub id.") from error
-    except GatedRepoError as error:
-        raise UserError(
-            f"{what}: {at} needs its licence accepted on the hub "
-            "and a token that may read it (`hf auth login`)."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise UserError(f"{what}: the hub has no revision {revision} of {model}.") from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"{what}: neither a local directory nor the hub has {at}; "
-            "check the spelling, or log in with `hf auth login` where it is private."
-        ) from error
-    except (LocalEntryNotFoundError, OSError) as error:
-        # LocalEntryNotFoundError: the hub did not answer (or offline mode is on) and the local cache has no
-        # copy
-        raise UserError(
-            f"{what}: the hub cannot be reached for {at} and no local copy is cached; "
-            "connect, or give a local directory."
-        ) from error
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.files import write_atomic, write_json
 from distill.context import Run, samples_digest
+from distill.fit import check_fit
 from distill.identity import environment
 from distill.progress import Progress
 from distill.recipe import Recipe
@@ -91,6 +92,8 @@ def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) 
         started = time.monotonic()
         run = Run(recipe, runs_dir, say, stack)
         stages = run.stages
+        if stages["train"].manifest() is None:
+            check_fit(recipe, run.target_folder, run.init_folder)
         result = Result(recipe, round(time.monotonic() - started, 3))
         for name in NEEDS[command]:
 
@@ -121,8 +124,9 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> None:
         eos_ids=run.target.eos_ids,
         batch_size=config.batch_size,
         max_length=run.recipe.data.max_prompt_tokens + config.max_new_tokens,
-        signal_temperature=run.signal_temperature,
+        signal_temperature=run.kept_signal_temperature,
     )
+    run.say(f"sample: {run.held_out} held-out prompts a kind first, then {config.tokens:,} training tokens")
     with Progress("sample", config.tokens) as progress:
         tokens = run_sampling(
             run.prompts,
@@ -132,6 +136,7 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> None:
             seed=run.recipe.seed,
             directory=folder,
             on_tokens=progress.advance,
+            elsewhere=run.stages["sample"].siblings(besides=("config", "sample", "tokens")),
         )
     tracker.log_metrics({"sample/tokens": tokens})
 

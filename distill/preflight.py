@@ -326,7 +326,8 @@ def memory_needed(recipe: Recipe, sizes: Sizes) -> int:
 def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> Iterator[Finding]:
     width = DTYPE_BYTES[recipe.target.dtype]
     # Per token: a hidden state, a float32 log-normaliser and an int64 argmax.
-    signals = recipe.sample.tokens * (sizes.hidden * width + 12)
+    kept = recipe.train.signal == "hidden"
+    signals = recipe.sample.tokens * (sizes.hidden * width + 12) if kept else 0
     # The drafter stands in training, in MLflow and in the export, beside two checkpoints with optimizer
     # state.
     drafters = sizes.draft * (3 * width + 2 * 3 * 4)

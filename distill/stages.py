@@ -87,23 +87,28 @@ class Stage:
         """What `inputs.json` holds: the parts of the key, and the contents of the stages before."""
         return {**self._identity(), "contents": {stage.name: stage.content() for stage in self.upstream}}
 
+    def siblings(self, besides: Sequence[str]) -> list[Path]:
+        """Folders of this recipe's other, finished and undamaged runs of the stage whose inputs differ in one
+        place alone.
+
+        `besides` names the place as keys into `inputs.json`, outermost first.
+        """
+        wanted = _without(_plain(self.inputs()), besides)
+        found = []
+        for folder in sorted(self.root.glob(f"{self.name}-*")):
+            inputs, manifest = _read_json(folder / INPUTS), _read_json(folder / MANIFEST)
+            if folder == self.directory or inputs is None or manifest is None:
+                continue
+            if _without(inputs, besides) == wanted and not _damage(folder, manifest["files"]):
+                found.append(folder)
+        return found
+
     def damage(self) -> list[str]:
         """What is wrong with a committed stage, a sentence per file; empty when nothing is."""
         manifest = self.manifest()
         if manifest is None:
             return [f"{MANIFEST} is missing or unreadable"]
-        found, budget = [], HASHED_BYTES
-        for name, entry in manifest["files"].items():
-            path = self.directory / name
-            if not path.is_file():
-                found.append(f"{name} is missing")
-            elif path.stat().st_size != entry["bytes"]:
-                found.append(f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}")
-            elif entry["bytes"] <= budget:
-                budget -= entry["bytes"]
-                if sha256_file(path) != entry["sha256"]:
-                    found.append(f"{name} has changed since it was written")
-        return found
+        return _damage(self.directory, manifest["files"])
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -225,6 +230,22 @@ def _outputs(directory: Path) -> Sequence[Path]:
     ]
 
 
+def _damage(directory: Path, files: Mapping[str, Any]) -> list[str]:
+    """What differs from a manifest's `files`, a sentence per file."""
+    found, budget = [], HASHED_BYTES
+    for name, entry in files.items():
+        path = directory / name
+        if not path.is_file():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size != entry["bytes"]:
+            found.append(f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}")
+        elif entry["bytes"] <= budget:
+            budget -= entry["bytes"]
+            if sha256_file(path) != entry["sha256"]:
+                found.append(f"{name} has changed since it was written")
+    return found
+
+
 def _drop_damaged(stage: Stage) -> None:
     """Delete the damaged files, and the other files of a damaged shard: only together are they made again."""
     manifest = stage.manifest()
@@ -266,6 +287,15 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _without(tree: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """A copy of nested mappings without what stands at `keys`."""
+    first, *rest = keys
+    kept = {key: value for key, value in tree.items() if key != first}
+    if rest and isinstance(tree.get(first), Mapping):
+        kept[first] = _without(tree[first], rest)
+    return kept
 
 
 def _plain(value: Any) -> Any:

@@ -20,24 +20,23 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
-from transformers.training_args import TrainingArguments
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
 from data.errors import UserError
-from data.files import write_json
+from data.files import sync_tree, write_json
 from data.records import Batch, Samples, collate
+from distill.callbacks import HELD_OUT, Checks, Reporter
 from distill.losses import LossName, TargetRows, chunked_loss
-from distill.models import Target, cast_parameters, empty_model, save_drafter, sync_tree, without_bars
+from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
 from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
 from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
 from evaluation.signals import completion_states, target_signals
 
 _COMPLETE = "complete.json"  # the last file of a checkpoint
-_HELD_OUT = "held_out"  # key of the checks in the trainer state's history
 _CHECKPOINTS = 10  # per run
 _LOGS = 50  # per run
 _WARMUP_SHARE = 0.05
@@ -142,7 +141,7 @@ class DistillTrainer(SFTTrainer):
             data_collator=_Collator(run),
             train_dataset=Dataset.from_dict({"samples": run.plan.batches}),
             processing_class=run.target.tokenizer,
-            callbacks=[_Checks(self), _Reporter(run), *run.callbacks],
+            callbacks=[Checks(self), Reporter(run), *run.callbacks],
         )
         self.remove_callback(PrinterCallback)
         self.spec, self.save_dtype, self.mixed = run, save_dtype, mixed
@@ -214,7 +213,7 @@ class DistillTrainer(SFTTrainer):
 
     def checks(self) -> list[dict[str, float]]:
         """The held-out checks so far; they live in the trainer's state, so a checkpoint holds them."""
-        return [entry[_HELD_OUT] for entry in self.state.log_history if _HELD_OUT in entry]
+        return [entry[HELD_OUT] for entry in self.state.log_history if HELD_OUT in entry]
 
     def check(self) -> dict[str, float]:
         """Measure held-out acceptance now, and save the drafter where it is the best so far."""
@@ -232,7 +231,7 @@ class DistillTrainer(SFTTrainer):
                 else partial(target_signals, run.target.model, temperature=run.temperature),
             )
         found = {"step": self.state.global_step, **table.means()}
-        self.state.log_history.append({"step": self.state.global_step, _HELD_OUT: found})
+        self.state.log_history.append({"step": self.state.global_step, HELD_OUT: found})
         if best_check(self.checks(), run.metric) is found and self.is_world_process_zero():
             save_drafter(self._snapshot(), run.best, run.target.tokenizer)
         return found
@@ -328,54 +327,6 @@ class _Collator:
             assert batch.signals is not None
             inputs |= {"hidden": batch.signals.hidden, "logsumexp": batch.signals.logsumexp}
         return inputs
-
-
-class _Checks(TrainerCallback):
-    """Held-out checks before the first step and after the planned ones."""
-
-    def __init__(self, trainer: DistillTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.global_step == 0:
-            self.trainer.check()
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.global_step in self.trainer.spec.check_steps:
-            self.trainer.check()
-
-
-class _Reporter(TrainerCallback):
-    """Hands every step to `report`, with the newest loss and acceptances."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.newest: dict[str, float] = {}
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        wanted = ("loss", "train_sampled")
-        self.newest |= {key: float(value) for key, value in (logs or {}).items() if key in wanted}
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        for entry in reversed(state.log_history):
-            if _HELD_OUT in entry:
-                self.newest |= {key: value for key, value in entry[_HELD_OUT].items() if key != "step"}
-                break
-        tokens = self.run.plan.tokens_after(state.global_step)
-        self.run.report(state.global_step, self.run.plan.steps, tokens, dict(self.newest))
 
 
 def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:

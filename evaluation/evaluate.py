@@ -90,10 +90,19 @@ class Evaluation:
         task.
         """
         from evaluation.acceptance import summarise, teacher_forced
+        from evaluation.signals import target_signals
 
         head = self.model.get_output_embeddings().weight.detach()
         temperature = self.serving.temperature or 1.0
-        table = teacher_forced(drafter, head, self.test, temperature=temperature, batch_size=ACCEPTANCE_BATCH)
+        live = partial(target_signals, self.model, temperature=temperature)
+        table = teacher_forced(
+            drafter,
+            head,
+            self.test,
+            temperature=temperature,
+            batch_size=ACCEPTANCE_BATCH,
+            signals=None if self.test.has_signals else live,
+        )
         return summarise(table, list(self.test), seed=self.seed)
 
     def groups(self, split: str) -> list[list[Request]]:

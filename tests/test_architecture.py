@@ -32,6 +32,7 @@ FRONT_DOOR = (
     "distill.pipeline",
     "distill.preflight",
     "distill.recipe",
+    "distill.resolve",
     "distill.stages",
     "distill.train",
     "evaluation.evaluate",

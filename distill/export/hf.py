@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from data.errors import UserError
-from data.files import sha256_file, write_json
+from data.files import replace_directory, sha256_file, write_json
 from distill.export.card import model_card
 from distill.export.serve import serve_files
-from distill.models import load_drafter, replace_directory
+from distill.models import load_drafter
 from distill.redact import redacted
 from evaluation.decoder.drafters import DraftModel
 

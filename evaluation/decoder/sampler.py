@@ -1,5 +1,5 @@
-"""The built-in sampling engine: plain decoding by our own decoder, which keeps the target's signals in the
-same pass.
+"""The built-in sampling engine: plain decoding by our own decoder, which can keep the target's signals in
+the same pass.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ class BuiltinSampler:
         eos_ids: Sequence[int],
         batch_size: int,
         max_length: int,
-        signal_temperature: float,
+        signal_temperature: float | None,
     ) -> None:
+        """`signal_temperature` is that of the signals' log-normaliser; None keeps no signals."""
         self.decoder = Decoder(
             Runner(target, batch_size, max_length),
             eos_ids=eos_ids,
             options=SamplingOptions(),
-            keep_states=True,
-            signal_temperature=signal_temperature,
+            keep_states=signal_temperature is not None,
+            signal_temperature=signal_temperature or 1.0,
         )
 
     def sample(
@@ -48,9 +49,13 @@ class BuiltinSampler:
         self.decoder.options = SamplingOptions(temperature=temperature)
         wanted = [Request(request.prompt, max_new_tokens, request.seed) for request in requests]
         return [
-            Completion(output.tokens, output.finish_reason, signals_of(output))
+            Completion(output.tokens, output.finish_reason, self.signals(output))
             for output in self.decoder.generate(wanted, on_tokens)
         ]
+
+    def signals(self, output: Output) -> Signals | None:
+        """The states of an output as signals, one row per emitted token."""
+        return signals_of(output) if self.decoder.keep_states else None
 
 
 def signals_of(output: Output) -> Signals:

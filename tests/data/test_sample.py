@@ -1,5 +1,6 @@
 """The sampling stage over a scripted engine: budgets, splits, seeds and resumption."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,22 @@ def prompts(count: int = 300) -> list[tuple[Prompt, list[int]]]:
 CONFIG = SampleConfig(temperature=[0.0, 1.0], max_new_tokens=8, tokens=400, batch_size=24)
 
 
-def sample(directory: Path, engine: ScriptedEngine, config: SampleConfig = CONFIG) -> int:
-    return run(
-        prompts(), engine, config, held_out=5, seed=1, directory=directory, on_tokens=lambda count: None
+def sample(
+    directory: Path, engine: ScriptedEngine, config: SampleConfig = CONFIG, elsewhere: Sequence[Path] = ()
+) -> int:
+    heard: list[int] = []
+    total = run(
+        prompts(),
+        engine,
+        config,
+        held_out=5,
+        seed=1,
+        directory=directory,
+        on_tokens=heard.append,
+        elsewhere=elsewhere,
     )
+    assert sum(heard) == total  # progress counts the training tokens, as the budget does
+    return total
 
 
 def contents(directory: Path) -> list[tuple]:
@@ -88,6 +101,20 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_samples(tmp_path: Path) -
     assert len(engine.asked) < len(open_samples(tmp_path / "straight"))
     for name, content in before.items():
         assert (tmp_path / "broken" / name).read_bytes() == content
+
+
+def test_a_larger_budget_goes_on_where_a_smaller_one_stopped(tmp_path: Path) -> None:
+    small, large = CONFIG, CONFIG.model_copy(update={"tokens": 900})
+    sample(tmp_path / "small", ScriptedEngine(), small)
+    whole, rest = ScriptedEngine(), ScriptedEngine()
+    sample(tmp_path / "straight", whole, large)
+    sample(tmp_path / "large", rest, large, [tmp_path / "small"])
+    assert contents(tmp_path / "large") == contents(tmp_path / "straight")
+    assert len(rest.asked) == len(whole.asked) - len(open_samples(tmp_path / "small"))
+    # The other way round takes no more than it needs.
+    none = ScriptedEngine()
+    sample(tmp_path / "again", none, small, [tmp_path / "large"])
+    assert not none.asked and contents(tmp_path / "again") == contents(tmp_path / "small")
 
 
 def test_a_samples_seed_is_its_own() -> None:

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from data.errors import UserError
+from data.files import replace_directory
 from distill.drafter import prune
 from distill.models import (
     Target,
@@ -16,11 +17,9 @@ from distill.models import (
     load_drafter,
     load_model,
     load_target,
-    model_digest,
-    replace_directory,
-    resolve_model,
     save_drafter,
 )
+from distill.resolve import model_digest, resolve_model
 from evaluation.decoder.drafters import DraftModel
 
 VOCAB = torch.tensor([0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
@@ -214,7 +213,7 @@ def test_gguf_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> None:
         raise AssertionError("converted twice")
 
-    monkeypatch.setattr("distill.models._convert", fail)
+    monkeypatch.setattr("distill.resolve._convert", fail)
     assert resolve_model(str(gguf), None, tmp_path / "cache") == converted
     (converted / "converted.json").unlink()  # a conversion that did not reach its end does not count
     with pytest.raises(AssertionError, match="converted twice"):

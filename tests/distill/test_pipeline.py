@@ -129,6 +129,7 @@ def keys(tmp_path: Path, *overrides: str) -> dict[str, str]:
         ("target.model=random:2", set()),
         ("data.prompts=[builtin:open]", set()),
         ("sample.max_new_tokens=17", set()),
+        ("train.signal=live", set()),  # then sampling keeps no hidden states
         ("train.learning_rate=2e-3", {"sample"}),
         ("draft.init.layers=[0, 2]", {"sample"}),
         ("evaluate.num_speculative_tokens=[3]", {"sample", "train"}),
@@ -254,3 +255,33 @@ def test_the_llama_recipe_with_tiny_models_in_their_place(
     evaluation = result.read("evaluate", "evaluation.json")
     assert evaluation is not None and evaluation["best"]["num_speculative_tokens"] == 3
     assert (result.outcomes["export"].stage.directory / "hf" / "model.safetensors").exists()
+
+
+def test_live_signals_keep_no_hidden_states(tmp_path: Path) -> None:
+    small = [
+        "train.signal=live",
+        "sample.tokens=400",
+        "train.tokens=400",
+        "evaluate={prompts: 2, num_speculative_tokens: [3], max_new_tokens: 6}",
+    ]
+    result = run(load_recipe("smoke", small), tmp_path, "evaluate", fresh=False, say=quiet)
+    assert not list(result.outcomes["sample"].stage.directory.glob("signals-*"))
+    evaluation = result.read("evaluate", "evaluation.json")
+    assert evaluation is not None
+    assert {row["split"] for row in evaluation["acceptance"]} == {"seen", "unseen"}
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("draft.init.layers=[0, 99]", "layer 99"),
+        ("draft.vocab_size=1000000", "draft.vocab_size"),
+        ("data.max_prompt_tokens=1000000", "positions"),
+    ],
+)
+def test_what_the_models_do_not_have_is_refused_before_sampling(
+    tmp_path: Path, override: str, named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        run(load_recipe("smoke", [override]), tmp_path, "run", fresh=False, say=quiet)
+    assert not list(tmp_path.glob("smoke/sample-*"))

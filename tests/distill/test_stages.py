@@ -120,6 +120,24 @@ def test_unreadable_manifest_is_no_commit_mark(tmp_path: Path, text: str) -> Non
     assert run(stage, work)[0].skipped
 
 
+def test_siblings_differ_in_the_place_named_alone_and_are_whole(tmp_path: Path) -> None:
+    def stage(tokens: int, temperature: float = 0.0) -> Stage:
+        return make(tmp_path, sample={"tokens": tokens, "temperature": temperature})
+
+    place = ("config", "sample", "tokens")
+    run(stage(1), Work())
+    run(stage(1, temperature=1.0), Work())
+    assert stage(2).siblings(place) == [stage(1).directory]
+    assert stage(1).siblings(place) == []  # itself is none
+    stopped = Work()
+    stopped.stop = True
+    with pytest.raises(KeyboardInterrupt):
+        run(stage(3), stopped)
+    assert stage(2).siblings(place) == [stage(1).directory]  # an unfinished one is none
+    (stage(1).directory / "one.txt").write_text("changed")
+    assert stage(2).siblings(place) == []
+
+
 def test_fresh_sets_the_old_outputs_aside(tmp_path: Path) -> None:
     stage = make(tmp_path)
     run(stage, Work("old!"))

@@ -1,0 +1,66 @@
+"""Does a recipe fit its models? Asked of their configs alone, before the first token is sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data.errors import UserError
+
+if TYPE_CHECKING:
+    from distill.recipe import Recipe
+
+
+def check_fit(recipe: Recipe, target: Path, init: Path | None) -> None:
+    """Refuse what would otherwise fail hours later: layers, ids and positions that the models do not have.
+
+    `target` and `init` are the models' folders; `init` is None where the drafter is cut out of the target.
+    Raises `UserError` with everything that does not fit.
+    """
+    target_config = _text_config(target)
+    source_config = target_config if init is None else _text_config(init)
+    problems = [
+        *_layers(recipe, source_config.num_hidden_layers),
+        *_ids(recipe, target_config.vocab_size),
+        *_positions(recipe, "target", getattr(target_config, "max_position_embeddings", None)),
+        *_positions(recipe, "drafter", getattr(source_config, "max_position_embeddings", None)),
+    ]
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+
+
+def _text_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+
+
+def _layers(recipe: Recipe, depth: int) -> list[str]:
+    init = recipe.draft.init
+    absent = [layer for layer in init.layers or [] if layer >= depth]
+    if not absent:
+        return []
+    source = "the target" if init.from_ == "target" else init.from_
+    return [f"draft.init.layers names layer {absent[0]}, but {source} has layers 0 to {depth - 1}."]
+
+
+def _ids(recipe: Recipe, vocab_size: int) -> list[str]:
+    wanted = recipe.draft.vocab_size
+    if wanted is None or wanted <= vocab_size:
+        return []
+    return [
+        f"draft.vocab_size is {wanted}, but the target has {vocab_size} ids: leave it out for all of them."
+    ]
+
+
+def _positions(recipe: Recipe, what: str, limit: int | None) -> list[str]:
+    # A round may draft past the last token wanted, and its first draft step looks at one position more.
+    ahead = max(recipe.evaluate.num_speculative_tokens) + 1
+    answer = max(recipe.sample.max_new_tokens, recipe.evaluate.max_new_tokens + ahead)
+    needed = recipe.data.max_prompt_tokens + answer
+    if limit is None or needed <= limit:
+        return []
+    return [
+        f"data.max_prompt_tokens and the answers need {needed} positions, but the {what} has {limit}: lower "
+        "data.max_prompt_tokens, sample.max_new_tokens or evaluate.max_new_tokens."
+    ]
