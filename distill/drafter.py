@@ -3,11 +3,10 @@
 Three starts, by `draft.init.from`:
 
 - `target`: the chosen layers of the target, its embeddings, final norm and head rows. Fast to draw up and
-  accepts
-  nothing before training.
+  accepts nothing before training.
 - a hub id or a path: a family member with the target's tokenizer, whole or with chosen layers.
-- `models:/NAME@ALIAS`: a registered candidate, already distilled, with the draft vocabulary it was trained
-  on.
+- `shipped:NAME` and `models:/NAME@ALIAS`: a drafter that comes with the project (`distill.compact`), or a
+  registered candidate; already distilled, with the draft vocabulary it was trained on.
 
 The draft vocabulary (`draft.vocab_size`): a candidate that already has exactly that many head rows keeps its
 own vocabulary. Everything else gets the most frequent ids of the target's outputs, each row copied from the
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.errors import UserError
+from distill.compact import COMPACT, read_compact
 from distill.models import Target, cast_parameters, check_plain_head, empty_model, load_drafter, load_model
 from distill.resolve import resolve_model
 
@@ -46,7 +46,7 @@ class InitConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     from_: str = Field(default="target", alias="from")
-    """`target`, a hub id or path of a family member, or `models:/NAME@ALIAS`."""
+    """`target`, a hub id or path of a family member, `shipped:NAME`, or `models:/NAME@ALIAS`."""
     layers: list[int] | None = None
     """Which layers to keep, in order, counted from 0; required for `target`, all where left out otherwise."""
 
@@ -158,7 +158,9 @@ def _load_source(
         source = load_drafter(resolve_candidate(name), target.model.device)
     else:
         path = resolve_model(name, config.revision, cache_dir, "draft.init.from")
-        if (path / "draft_vocab.json").is_file():
+        if (path / COMPACT).is_file():
+            source = read_compact(path, target)
+        elif (path / "draft_vocab.json").is_file():
             source = load_drafter(path, target.model.device)
         else:
             _check_same_tokenizer(path, name, target)

@@ -9,8 +9,13 @@ import subprocess
 from pathlib import Path
 from typing import Literal
 
-ModelForm = Literal["package", "random", "candidate", "local", "hub"]
-_PREFIXES: dict[str, ModelForm] = {"package:": "package", "random:": "random", "models:/": "candidate"}
+ModelForm = Literal["package", "random", "shipped", "candidate", "local", "hub"]
+_PREFIXES: dict[str, ModelForm] = {
+    "package:": "package",
+    "random:": "random",
+    "shipped:": "shipped",
+    "models:/": "candidate",
+}
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "mlflow", "safetensors", "tokenizers")
 
 
@@ -18,8 +23,8 @@ def model_form(model: str) -> ModelForm:
     """How a recipe names a model.
 
     "package:PACKAGE/FILE.gguf" is a file inside an installed Python package, "random:SEED" a tiny model made
-    on the spot, "models:/NAME@ALIAS" a candidate registered in MLflow, "owner/name" a hub id; the rest, and
-    whatever is there, is local.
+    on the spot, "shipped:NAME" a drafter in recipes/drafters/, "models:/NAME@ALIAS" a candidate registered in
+    MLflow, "owner/name" a hub id; the rest, and whatever is there, is local.
     """
     for prefix, form in _PREFIXES.items():
         if model.startswith(prefix):

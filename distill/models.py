@@ -154,7 +154,6 @@ def save_drafter(
 def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
     """Read what `save_drafter` wrote, bit for bit, in evaluation mode; `UserError` when it is not such a
     directory."""
-    import torch
     from transformers import AutoConfig
 
     from evaluation.decoder.drafters import DraftModel
@@ -166,8 +165,7 @@ def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
     if not vocab_file.is_file():
         return DraftModel(load_model(directory, "auto").eval().to(device), None)
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    vocab = torch.tensor(json.loads(vocab_file.read_text()), dtype=torch.int64)
-    _check_vocab(vocab, config.vocab_size, vocab_file)
+    vocab = read_vocab(json.loads(vocab_file.read_text()), config.vocab_size, vocab_file)
     model = empty_model(config, head_rows=len(vocab))
     missing, unexpected = model.load_state_dict(_read_weights(directory), strict=False)
     if missing or unexpected:
@@ -214,10 +212,15 @@ def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos_ids:
     return eos_ids[0]
 
 
-def _check_vocab(vocab: torch.Tensor, vocab_size: int, file: Path) -> None:
+def read_vocab(ids: list[int], vocab_size: int, file: Path) -> torch.Tensor:
+    """The draft vocabulary int64 [Vd] that `file` lists; `UserError` where it is none."""
+    import torch
+
+    vocab = torch.tensor(ids, dtype=torch.int64)
     rising = vocab.dim() == 1 and len(vocab) > 0 and bool((vocab[1:] > vocab[:-1]).all())
     if not rising or vocab[0] < 0 or vocab[-1] >= vocab_size:
         raise UserError(f"{file} must be a rising list of ids below {vocab_size}, without repeats.")
+    return vocab
 
 
 def _read_weights(directory: Path) -> dict[str, torch.Tensor]:

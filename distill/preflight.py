@@ -119,6 +119,8 @@ def _check_model(what: str, model: str, revision: str | None, hub: "_Hub") -> It
         yield Finding("ok", what, f"{model}, made here")
     elif form == "candidate":
         yield _candidate(what, model)
+    elif form == "shipped":
+        yield _shipped(what, model)
     elif form == "local":
         yield _local(what, Path(model).expanduser())
     else:
@@ -146,6 +148,16 @@ def _candidate(what: str, model: str) -> Finding:
         text = f"no candidate {model} in {runs_folder()}: run the recipe that makes it first"
         return Finding("blocks", what, text)
     return Finding("ok", what, f"{model}, from MLflow")
+
+
+def _shipped(what: str, model: str) -> Finding:
+    from distill.resolve import resolve_model
+
+    try:
+        folder = resolve_model(model, None, Path(), what)
+    except UserError as error:
+        return Finding("blocks", what, str(error).removeprefix(f"{what}: "))
+    return Finding("ok", what, f"{model} ({_size(sum(file.stat().st_size for file in folder.iterdir()))})")
 
 
 def _local(what: str, path: Path) -> Finding:

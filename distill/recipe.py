@@ -283,8 +283,8 @@ def _check_init(draft: DraftConfig) -> Iterator[tuple[str, str]]:
             yield "draft.revision", "the drafter is made from the target: leave revision out"
     else:
         yield from _check_revision("draft.revision", init.from_, draft.revision)
-    if model_form(init.from_) == "candidate" and init.layers is not None:
-        yield "draft.init.layers", "a candidate keeps its own layers: set draft.init.layers to null"
+    if model_form(init.from_) in ("candidate", "shipped") and init.layers is not None:
+        yield "draft.init.layers", "a distilled drafter keeps its own layers: set draft.init.layers to null"
 
 
 def _check_revision(path: str, model: str, revision: str | None) -> Iterator[tuple[str, str]]:

