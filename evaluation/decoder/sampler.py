@@ -28,13 +28,9 @@ class BuiltinSampler:
         max_length: int,
         signal_temperature: float,
     ) -> None:
-        self.decoder = Decoder(
-            Runner(target, batch_size, max_length),
-            eos_ids=eos_ids,
-            options=SamplingOptions(),
-            keep_states=True,
-            signal_temperature=signal_temperature,
-        )
+        self.target = Runner(target, batch_size, max_length)
+        self.eos_ids = eos_ids
+        self.signal_temperature = signal_temperature
 
     def sample(
         self,
@@ -45,11 +41,17 @@ class BuiltinSampler:
         on_tokens: Callable[[int], None],
     ) -> list[Completion]:
         """Completions with signals, in the order of the requests."""
-        self.decoder.options = SamplingOptions(temperature=temperature)
+        decoder = Decoder(
+            self.target,
+            eos_ids=self.eos_ids,
+            options=SamplingOptions(temperature=temperature),
+            keep_states=True,
+            signal_temperature=self.signal_temperature,
+        )
         wanted = [Request(request.prompt, max_new_tokens, request.seed) for request in requests]
         return [
             Completion(output.tokens, output.finish_reason, signals_of(output))
-            for output in self.decoder.generate(wanted, on_tokens)
+            for output in decoder.generate(wanted, on_tokens)
         ]
 
 
