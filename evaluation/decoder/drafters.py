@@ -6,14 +6,17 @@ size.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
+from evaluation.decoder.noise import Draws
+from evaluation.decoder.penalties import Adjustment, Prefix
 from evaluation.decoder.runner import Runner
-from evaluation.decoder.sampling import SamplingOptions, draw, probabilities
+from evaluation.decoder.sampling import SamplingOptions, probabilities
 
 
 @dataclass
@@ -41,8 +44,10 @@ class DraftState:
     """`[B, H]`: the target's last hidden state of the position before, which predicted the last emitted
     token.
     """
-    uniforms: torch.Tensor
-    """float64 `[B, K]`: a uniform number per draft."""
+    draws: Draws
+    """The round's random numbers."""
+    prefix: Prefix | None
+    """Token counts `[B, V]` of the text so far; None where no option asks for them."""
 
 
 @dataclass
@@ -55,25 +60,34 @@ class Draft:
     """int64 `[B]`."""
     probs: torch.Tensor | None
     """`[B, K, V]`, exactly what each token was drawn from; None where tokens were chosen, not drawn
-    (one-hot).
+    (one-hot), and where there are none.
     """
+
+    @classmethod
+    def none(cls, position: torch.Tensor) -> Draft:
+        """No proposals for rows at `position [B]`."""
+        return cls(position.new_zeros(position.shape[0], 0), torch.zeros_like(position), None)
 
 
 class Drafter(Protocol):
     """Proposes tokens for rows 0..B-1, which the engine keeps contiguous."""
 
-    def start(self, row: int, prompt: torch.Tensor) -> None:
-        """Row `row` begins anew with prompt int64 `[n]`."""
+    def start(self, row: int) -> None:
+        """Row `row` begins anew."""
 
     def move(self, source: int, destination: int) -> None:
         """Row `source` continues as row `destination`."""
 
     def draft(self, state: DraftState, count: int) -> Draft:
-        """Propose up to `count` tokens for each row of `state`."""
+        """Propose up to `count` tokens for each row of `state`; 0 says that this round drafts nothing."""
 
 
 class ModelDrafter:
-    """A small causal LM, or the target itself as the health check that accepts everything."""
+    """A small causal LM, or the target itself as the health check that accepts everything.
+
+    It reads a row's text when it first drafts for it, and what it missed when drafting was paused. A row that
+    reaches the end of the drafter's context gets no more drafts, and decoding goes on.
+    """
 
     def __init__(
         self,
@@ -93,43 +107,78 @@ class ModelDrafter:
         `stop_below`: what is unlikely to be accepted costs draft steps and a wider verify forward. Whether to
         go on depends on proposed tokens only, never on the next one, so the output stays the target's.
         """
-        self.runner = Runner(draft.model, target.cache.num_rows, target.length, optimize=optimize, int8=int8)
-        self.vocab = None if draft.vocab is None else draft.vocab.to(self.runner.device)
+        rows, device = target.cache.num_rows, target.device
+        self.context = min(context_of(target), context_of(draft.model))
+        self.runner = Runner(draft.model, rows, self.context, optimize=optimize, int8=int8)
+        self.vocab = None if draft.vocab is None else draft.vocab.to(device)
         self.target_vocab_size = target.vocab_size
         self.options = options
+        self.adjust = Adjustment(options, target.vocab_size, device, self.vocab)
         self.argmax = argmax or options.greedy
         self.stop_below = stop_below
+        self.may_stop = stop_below > 0 or self.context < context_of(target)
+        # Positions below `known[b]` have right cache entries, as far as the row has got.
+        self.known = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.lagging = False
 
-    def start(self, row: int, prompt: torch.Tensor) -> None:
-        self.runner.prefill(prompt, row)
+    def start(self, row: int) -> None:
+        self.known[row] = 0
+        self.lagging = True
 
     def move(self, source: int, destination: int) -> None:
-        self.runner.cache.copy_prefix(source, destination, self.runner.length)
+        if self.runner.cache.layers[0].is_initialized:  # else it has read nothing yet
+            self.runner.cache.copy_prefix(source, destination, self.runner.length)
+        self.known[destination] = self.known[source]
 
     def draft(self, state: DraftState, count: int) -> Draft:
         batch = state.position.shape[0]
+        if count == 0:
+            self.lagging = True
+            return Draft.none(state.position)
+        self.catch_up(state)
         # The first step is two tokens wide: after a fully accepted round the cache lacks the last drafted
         # token, and feeding it again otherwise writes the same entry. So no round needs an extra forward.
         pair = torch.stack((state.position - 1, state.position), dim=1)
         inputs, start = state.tokens.gather(1, pair), state.position - 1
+        prefix = state.prefix
         ids, probs = [], []
         reach = torch.ones(batch, device=self.runner.device)
         proposed = torch.zeros_like(state.position)
         for step in range(count):
-            going = reach >= self.stop_below
-            if self.stop_below and not going.any():
+            going = (reach >= self.stop_below) & (state.position + step < self.context)
+            if self.may_stop and not going.any():
                 break
+            # A row past the context writes over its own last entries, which nothing reads any more.
+            start = start.clamp(max=self.context - inputs.shape[1])
             hidden = self.runner.forward(inputs, start, slice(0, batch))[:, -1]
-            token, distribution, confidence = self.choose(self.runner.logits(hidden), state.uniforms[:, step])
+            logits = self.adjust(self.runner.logits(hidden), prefix)
+            token, distribution, confidence = self.choose(logits, state.draws, step)
+            going &= confidence == confidence  # a distribution that is not a number proposes nothing
             ids.append(token)
             probs.append(distribution)
             proposed += going
-            reach = torch.where(going, reach * confidence, 0)
+            reach = torch.where(going, reach * confidence, -1)
             inputs, start = token[:, None], start + inputs.shape[1]
+            prefix = prefix and prefix.followed_by(token)
+        if not ids:
+            self.lagging = True
+            return Draft.none(state.position)
+        self.known[:batch] = state.position + len(ids)
         return Draft(torch.stack(ids, dim=1), proposed, None if self.argmax else torch.stack(probs, dim=1))
 
+    def catch_up(self, state: DraftState) -> None:
+        """Read what the first step of a draft takes for granted: all but a row's last token."""
+        known = self.known[: state.position.shape[0]]
+        torch.minimum(known, state.position, out=known)  # entries behind an accepted prefix are wrong
+        if not self.lagging:
+            return
+        for row, (first, end) in enumerate(zip(known.tolist(), state.position.tolist(), strict=True)):
+            if first < end - 1 and end < self.context:
+                self.runner.prefill(state.tokens[row, first:end], row, first)
+        self.lagging = False
+
     def choose(
-        self, logits: torch.Tensor, uniform: torch.Tensor
+        self, logits: torch.Tensor, draws: Draws, step: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """A token id `[B]`, the distribution `[B, V]` over target ids it was drawn from (empty for an
         argmax), and the drafter's probability of it `[B]`.
@@ -141,8 +190,16 @@ class ModelDrafter:
         if self.vocab is not None:
             full = probs.new_zeros(probs.shape[0], self.target_vocab_size)
             probs = full.index_copy_(1, self.vocab, probs)
-        token = draw(probs, uniform)
+        token = draws.draft(probs, step)
         return token, probs, probs.gather(1, token[:, None])[:, 0]
+
+
+def context_of(model: Runner | PreTrainedModel) -> int:
+    """Positions that a model can read: what it was made for, in a runner at most what its cache holds."""
+    if isinstance(model, Runner):
+        return min(model.length, context_of(model.model))
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return sys.maxsize if limit is None else int(limit)
 
 
 class NgramDrafter:
@@ -156,13 +213,15 @@ class NgramDrafter:
     def __init__(self, longest: int = 3, shortest: int = 1) -> None:
         self.longest, self.shortest = longest, shortest
 
-    def start(self, row: int, prompt: torch.Tensor) -> None:
+    def start(self, row: int) -> None:
         """Nothing to prepare: the look-up reads the row's tokens."""
 
     def move(self, source: int, destination: int) -> None:
         """Nothing to move."""
 
     def draft(self, state: DraftState, count: int) -> Draft:
+        if count == 0:
+            return Draft.none(state.position)
         batch = state.position.shape[0]
         ids = torch.zeros(batch, count, dtype=torch.int64)
         proposed = torch.zeros(batch, dtype=torch.int64)

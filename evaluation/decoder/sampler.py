@@ -29,13 +29,9 @@ class BuiltinSampler:
         signal_temperature: float | None,
     ) -> None:
         """`signal_temperature` is that of the signals' log-normaliser; None keeps no signals."""
-        self.decoder = Decoder(
-            Runner(target, batch_size, max_length),
-            eos_ids=eos_ids,
-            options=SamplingOptions(),
-            keep_states=signal_temperature is not None,
-            signal_temperature=signal_temperature or 1.0,
-        )
+        self.target = Runner(target, batch_size, max_length)
+        self.eos_ids = eos_ids
+        self.signal_temperature = signal_temperature
 
     def sample(
         self,
@@ -46,16 +42,22 @@ class BuiltinSampler:
         on_tokens: Callable[[int], None],
     ) -> list[Completion]:
         """Completions with signals, in the order of the requests."""
-        self.decoder.options = SamplingOptions(temperature=temperature)
+        decoder = Decoder(
+            self.target,
+            eos_ids=self.eos_ids,
+            options=SamplingOptions(temperature=temperature),
+            keep_states=self.signal_temperature is not None,
+            signal_temperature=self.signal_temperature or 1.0,
+        )
         wanted = [Request(request.prompt, max_new_tokens, request.seed) for request in requests]
         return [
             Completion(output.tokens, output.finish_reason, self.signals(output))
-            for output in self.decoder.generate(wanted, on_tokens)
+            for output in decoder.generate(wanted, on_tokens)
         ]
 
     def signals(self, output: Output) -> Signals | None:
         """The states of an output as signals, one row per emitted token."""
-        return signals_of(output) if self.decoder.keep_states else None
+        return None if self.signal_temperature is None else signals_of(output)
 
 
 def signals_of(output: Output) -> Signals:

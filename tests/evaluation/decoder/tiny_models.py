@@ -1,5 +1,7 @@
 """Random tiny models of several families, for tests of the decoder."""
 
+import copy
+
 import torch
 from transformers import (
     GPT2Config,
@@ -33,23 +35,35 @@ def llama(seed: int = 0, **changes: object) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**SHAPE, **changes})).eval()
 
 
-def family(name: str) -> PreTrainedModel:
+def relative(model: PreTrainedModel, spread: float = 0.12, seed: int = 0) -> PreTrainedModel:
+    """A model that often agrees with `model`: the same weights with noise of `spread` times their own spread."""
+    generator = torch.Generator().manual_seed(seed)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            if weight.dim() > 1:
+                weight += spread * weight.std() * torch.randn(weight.shape, generator=generator)
+    return copied
+
+
+def family(name: str, **changes: object) -> PreTrainedModel:
     """A tiny model of a family, with random weights."""
     torch.manual_seed(1)
     if name == "llama":
-        return llama(1)
+        return llama(1, **changes)
+    if name == "smollm":  # Llama's modules with three groups of heads and one table of embeddings
+        return llama(1, num_attention_heads=6, hidden_size=48, tie_word_embeddings=True, **changes)
     if name == "mistral":
         return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)).eval()
     if name == "qwen2":
         return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
     if name == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8)).eval()
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.4)
-    ).eval()
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.4}
+    return GPT2LMHeadModel(GPT2Config(**{"vocab_size": VOCAB, **shape, **changes})).eval()
 
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+FAMILIES = ("llama", "smollm", "mistral", "qwen2", "qwen3", "gpt2")
 
 
 def prompts(count: int, seed: int = 3) -> list[list[int]]:

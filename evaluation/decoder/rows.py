@@ -1,0 +1,89 @@
+"""What the decoder is asked, what it keeps of a row in flight, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from evaluation.decoder.accounting import Account
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    seed: int = 0
+    """Seeds the row's random numbers, which depend on it and on positions alone; unused at temperature 0."""
+
+
+@dataclass
+class States:
+    """What the target knew when it chose each emitted token, kept on request: n tokens."""
+
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    """pieces of `[n, H]`: the last hidden state after the final norm."""
+    logits_summary: list[torch.Tensor] = field(default_factory=list)
+    """pieces of float64 `[n, 2]`: log-sum-exp of the logits over the signal temperature, and the most likely
+    id.
+    """
+
+
+@dataclass
+class Output:
+    """One finished row."""
+
+    tokens: list[int]
+    finish_reason: str
+    """"stop" at an end-of-sequence token or the token that completes a stop string (both included in
+    `tokens`), "length" at max_new_tokens.
+    """
+    rounds: list[tuple[int, int]]
+    """(proposed, accepted) drafts of every round."""
+    truncated: int
+    """Tokens of the last round that fell behind the end."""
+    states: States
+    expected: dict[str, float] = field(default_factory=dict)
+    """Accepted drafts that each rule would have had on average (see `Account.expected`)."""
+
+    @property
+    def account(self) -> Account:
+        return Account.of(self.rounds, len(self.tokens), self.truncated, self.expected)
+
+
+@dataclass
+class Row:
+    """A row in flight."""
+
+    index: int
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    truncated: int = 0
+    states: States = field(default_factory=States)
+    expected: dict[str, float] = field(default_factory=dict)
+    finish_reason: str | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still emit."""
+        return self.request.max_new_tokens - len(self.tokens)
+
+    @property
+    def position(self) -> int:
+        """Position of its last token, which no model has seen yet."""
+        return len(self.request.prompt) + len(self.tokens) - 1
+
+    def keep(self, hidden: torch.Tensor, summary: torch.Tensor) -> None:
+        """Keep the states `[n, H]` and logits' summaries `[n, 2]` that the next n tokens come from."""
+        self.states.hidden.append(hidden.clone())
+        self.states.logits_summary.append(summary)
+
+    def output(self) -> Output:
+        assert self.finish_reason is not None
+        return Output(
+            self.tokens, self.finish_reason, self.rounds, self.truncated, self.states, self.expected
+        )
