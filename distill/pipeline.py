@@ -172,18 +172,17 @@ def train(run: Run, folder: Path, tracker: "Tracker") -> None:
 def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
     """The three acceptances before and after training, and the speedup measured in the serving mode."""
     from distill.models import load_drafter
-    from evaluation.evaluate import SPLITS, Evaluation
     from evaluation.evaluate import run as run_evaluation
+    from evaluation.measurements import Evaluation
     from evaluation.measures import candidate_metrics
-    from evaluation.report import write_plots
+    from evaluation.plots import write_plots
 
     config, test = run.recipe.evaluate, run.samples.where(split="test")
     drafter = load_drafter(run.stages["train"].directory / "drafter", run.device)
     plan = Evaluation(
         run.target.model, run.target.eos_ids, drafter, test, config, run.recipe.serving, run.recipe.seed
     )
-    groups = sum(len(plan.groups(split)) for split in SPLITS)
-    with Progress("evaluate", groups, unit="batches") as progress:
+    with Progress("evaluate", plan.batches(), unit="batches") as progress:
         evaluation = run_evaluation(
             plan,
             run.initial_drafter(),

@@ -20,7 +20,8 @@ def print_summary(result: "Result") -> None:
     """Print what a command did and what it found."""
     from rich.console import Console
 
-    from evaluation.report import results_table
+    from evaluation.tables import decode_table
+    from evaluation.verdict import pays, why
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else OFF_TERMINAL_WIDTH)
     console.print(stage_table(result))
@@ -29,9 +30,14 @@ def print_summary(result: "Result") -> None:
         console.print(f"Next: distill evaluate {result.recipe.name}")
         return
     console.print(acceptance_table(evaluation))
-    console.print(results_table(evaluation))
-    console.print(gain(evaluation), markup=False)
+    console.print(decode_table(evaluation).rich())
+    console.print(evaluation["best"]["verdict"], markup=False)
+    if evaluation.get("certificate"):
+        from evaluation.lossless import describe
+
+        console.print(describe(evaluation["certificate"]), markup=False)
     if not pays(evaluation):
+        console.print(why(evaluation), markup=False)
         console.print(prediction_table(evaluation))
     selection = result.read("select", "selection.json")
     if selection is not None:
@@ -91,35 +97,10 @@ def prediction_table(evaluation: Mapping[str, Any]) -> "Table":
     return table
 
 
-def pays(evaluation: Mapping[str, Any]) -> bool:
-    """Is the best measured speedup above 1?"""
-    return float(evaluation["best"]["speedup"]["mean"]) > 1.0
-
-
-def gain(evaluation: Mapping[str, Any]) -> str:
-    """What was gained, in a sentence; below 1x, why not."""
-    best, row, cost = evaluation["best"], _best_row(evaluation), evaluation["cost"]
-    count, calls = best["num_speculative_tokens"], row["tokens_per_target_call"]["mean"]
-    width = f"up to {count} drafts a round" if best["drafter"] == "adaptive" else f"K = {count}"
-    where = "known templates with new content" if best["split"] == "seen" else "templates it has never seen"
-    measured = (
-        f"{_interval(best['speedup'])} over the fastest plain path at {width} on {where} "
-        f"({_number(row.get('plain_tokens_per_second'), 1)} -> {_number(row.get('tokens_per_second'), 1)} "
-        f"tokens/s, {row['prompts']} prompts)"
-    )
-    if pays(evaluation):
-        sure = "" if best["speedup"]["low"] > 1 else "; the interval still includes no gain at all"
-        return f"Speculation with this drafter measured {measured}{sure}."
-    overhead = float(cost["verify_overhead"][str(count)])
-    return (
-        f"Do not speculate on this machine: it measured {measured}, because a target call yields {calls:.2f} "
-        f"tokens while a draft step costs {cost['cost_ratio']:.2f} of a target step and checking {count} "
-        f"tokens adds {overhead:.2f}."
-    )
-
-
 def advice(evaluation: Mapping[str, Any]) -> str:
     """What to do next, from what the measures say is in the way."""
+    from evaluation.verdict import pays
+
     rows = {row["split"]: row for row in evaluation["decode"] if _at_best(evaluation, row)}
     seen, unseen = (rows.get(split, {}).get("speedup", {}).get("mean") for split in ("seen", "unseen"))
     where = evaluation["best"]["split"]
@@ -157,10 +138,6 @@ def _overall(evaluation: Mapping[str, Any], rows: str) -> list[Mapping[str, Any]
 
 def _mean(interval: Mapping[str, float] | None) -> str:
     return "-" if not interval else f"{interval['mean']:.3f}"
-
-
-def _interval(interval: Mapping[str, float]) -> str:
-    return f"{interval['mean']:.2f}x [{interval['low']:.2f}, {interval['high']:.2f}]"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

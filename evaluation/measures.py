@@ -36,6 +36,14 @@ def serving_label(serving: Mapping[str, Any]) -> str:
     return ", ".join([*parts, f"batch {serving.get('batch_size', 1)}"])
 
 
+def drafts_label(best: Mapping[str, Any]) -> str:
+    """How many drafts a round the headline path makes: `K = 4`, or `up to 6 drafts a round` where it stops
+    early.
+    """
+    count = best.get("num_speculative_tokens")
+    return f"up to {count} drafts a round" if best.get("drafter") == "adaptive" else f"K = {count}"
+
+
 def best_decode(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
     """The decode row that `best` names, by drafter, K and split ({} where there is none)."""
     best = evaluation.get("best") or {}
@@ -98,12 +106,36 @@ def candidate_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
     found |= {f"speed/{key}": value for key, value in _speed(best).items()}
     found |= {f"decode/{key}": value for key, value in _decode(best).items()}
     found["decode/num_speculative_tokens"] = best.get("num_speculative_tokens")
+    found["decode/stops_early"] = float(best.get("drafter") == "adaptive") if best else None
+    found |= _lossless(evaluation.get("certificate") or {})
     cost = evaluation.get("cost") or {}
     found["speed/cost_ratio"] = cost.get("cost_ratio")
     for width, overhead in (cost.get("verify_overhead") or {}).items():
         found[f"speed/verify_overhead/k{width}"] = overhead
+    for row in evaluation.get("batches") or []:
+        suffix = f"{row['split']}/{row['drafter']}/k{row['num_speculative_tokens']}/b{row['batch_size']}"
+        found |= {f"speed/{suffix}/{key}": value for key, value in _speed(row).items()}
+    for row in (evaluation.get("cost_model") or {}).get("best") or []:
+        found[f"speed/predicted_best_k/b{row['batch_size']}"] = row["num_speculative_tokens"]
+        found[f"speed/predicted_best_speedup/b{row['batch_size']}"] = row["speedup"]
     numbers = {key: float(value) for key, value in found.items() if isinstance(value, (int, float))}
     return {key: value for key, value in numbers.items() if math.isfinite(value)}
+
+
+def _lossless(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    """`lossless/holds` is 1 or 0; it is missing where there is no certificate."""
+    if not certificate:
+        return {}
+    law = certificate["sampled"]
+    return {
+        "lossless/holds": float(certificate["holds"]),
+        "lossless/law_p_value": law["law_p_value"],
+        "lossless/plain_p_value": law["plain_p_value"],
+        "lossless/smallest_leak": law["smallest_leak"],
+        "lossless/self_draft_acceptance": min(
+            certificate["self_draft"][name] for name in ("greedy", "sampled")
+        ),
+    }
 
 
 def _speed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +147,7 @@ def _speed(row: Mapping[str, Any]) -> dict[str, Any]:
         "predicted_speedup": row.get("predicted_speedup"),
         "tokens_per_second": row.get("tokens_per_second"),
         "plain_tokens_per_second": row.get("plain_tokens_per_second"),
+        **{name: row.get(name) for name in ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")},
     }
 
 

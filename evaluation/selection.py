@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 MODEL_TYPE = "drafter"
+NO_CERTIFICATE = "It has no losslessness certificate that holds: evaluate it again, and see its report."
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ class CandidateRow:
     champion: bool = False
     bugs: int = 0
     """Outputs that differ from plain decoding by more than a near tie."""
+    lossless: bool | None = None
+    """What its certificate says; None where it has none."""
+    stops_early: bool = False
+    """Its headline path drafts up to `num_speculative_tokens` tokens, not always as many."""
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -212,6 +217,8 @@ def _measurements(model: Any, name: str, version: str, champion: bool) -> list[C
                 machine=params.get("machine", ""),
                 champion=champion,
                 bugs=int(value.get("decode/bugs", 0)),
+                lossless=bool(value["lossless/holds"]) if "lossless/holds" in value else None,
+                stops_early=bool(value.get("decode/stops_early", 0)),
             )
         )
     return rows
@@ -256,6 +263,8 @@ def _ranked(rows: list[CandidateRow]) -> list[Ranked]:
             notes.append("tied with the leader")
         if (row.speedup or 0.0) < 1.0:
             notes.append("slower than plain decoding")
+        if row.lossless is not True:
+            notes.append("NOT lossless" if row.lossless is False else "no certificate")
         found.append(Ranked(place, row, tied, "; ".join(notes)))
     return found + [Ranked(0, row, False, "speed not measured") for row in rows if row.speedup is None]
 
@@ -299,7 +308,7 @@ def render(groups: Sequence[RankedGroup]) -> Table:
                 row.layers,
                 "-" if row.tokens is None else f"{row.tokens:,}",
                 " / ".join(_cell(value, 3) for value in (row.greedy, row.sampled, row.argmax)),
-                _cell(row.num_speculative_tokens, 0),
+                ("up to " if row.stops_early else "") + _cell(row.num_speculative_tokens, 0),
                 _cell(row.tokens_per_target_call, 2),
                 "-" if row.speedup is None else f"{row.speedup:.2f}x{interval}",
                 _cell(row.cost_ratio, 3),
@@ -355,6 +364,8 @@ def _judge(
         return False, "Its speedup was not measured."
     if bugs := sum(row.bugs for row in mine):
         return False, f"{bugs} of its outputs differ from plain decoding by more than a near tie."
+    if not all(row.lossless for row in measured):
+        return False, NO_CERTIFICATE
     if champion is None:
         return True, f"It is the first candidate under this name: {_said(measured[0])} over plain decoding."
     if not champion_rows:

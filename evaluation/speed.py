@@ -128,7 +128,12 @@ def latencies(timing: Timing) -> dict[str, float]:
 
 
 def measure_costs(
-    target: Runner, drafter: ModelDrafter, counts: Sequence[int], batch_size: int
+    target: Runner,
+    drafter: ModelDrafter,
+    counts: Sequence[int],
+    batch_size: int,
+    *,
+    repeats: int = COST_REPEATS,
 ) -> dict[str, Any]:
     """Milliseconds of the forwards a round is made of, each at its true width, measured in turns; medians.
 
@@ -151,26 +156,25 @@ def measure_costs(
         "draft": step(drafter.runner, 1, True),
         "first_draft": step(drafter.runner, 2, True),
     }
-    widths = range(1, max(counts) + 1)
-    steps |= {f"verify_{count}": step(target, count + 1, False) for count in widths}
-    seconds = interleaved_medians(steps)
+    steps |= {f"verify_{count}": step(target, count + 1, False) for count in counts}
+    seconds = interleaved_medians(steps, repeats)
     return {
         "target_step_ms": 1e3 * seconds["target"],
         "draft_step_ms": 1e3 * seconds["draft"],
         "first_draft_step_ms": 1e3 * seconds["first_draft"],
         "cost_ratio": seconds["draft"] / seconds["target"],
         "verify_overhead": {
-            str(count): seconds[f"verify_{count}"] / seconds["target"] - 1 for count in widths
+            str(count): seconds[f"verify_{count}"] / seconds["target"] - 1 for count in counts
         },
     }
 
 
-def interleaved_medians(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def interleaved_medians(steps: dict[str, Callable[[], Any]], repeats: int = COST_REPEATS) -> dict[str, float]:
     """Median seconds of each step; the steps take turns, so that a slow moment of the machine hits all of
     them.
     """
     taken: dict[str, list[float]] = {name: [] for name in steps}
-    for repeat in range(COST_REPEATS + 2):
+    for repeat in range(repeats + 2):
         for name, call in steps.items():
             if torch.cuda.is_available():
                 torch.cuda.synchronize()

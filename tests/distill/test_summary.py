@@ -10,7 +10,8 @@ from data.files import write_json
 from distill.pipeline import Result
 from distill.recipe import load_recipe
 from distill.stages import Stage, run_stage
-from distill.summary import advice, gain, pays, print_summary
+from distill.summary import advice, print_summary
+from evaluation.verdict import verdict
 
 
 def interval(mean: float) -> dict[str, float]:
@@ -42,7 +43,7 @@ def evaluation(seen: float = 2.1, unseen: float = 1.9, ngram: float = 1.1) -> di
         ]
         return [*rows, {**rows[0], "task": "json"}]
 
-    return {
+    made = {
         "machine": {"cpu": "Good CPU", "cores": 2},
         "serving": {"temperature": 0.0, "batch_size": 1},
         "acceptance": acceptance(0.0),
@@ -61,21 +62,8 @@ def evaluation(seen: float = 2.1, unseen: float = 1.9, ngram: float = 1.1) -> di
             "predicted_speedup_at_cost_ratio": {"0.05": 2.5, "0.4": 0.9},
         },
     }
-
-
-def test_gain_is_told_with_interval_and_sample_size() -> None:
-    text = gain(evaluation())
-    assert "2.10x [2.00, 2.20]" in text and "30 prompts" in text and "20.0 -> 42.0 tokens/s" in text
-    assert "no gain" not in text
-    assert "no gain at all" in gain(evaluation(seen=1.05))
-
-
-def test_below_one_it_advises_against_and_says_why() -> None:
-    slow = evaluation(seen=0.8)
-    assert pays(evaluation()) and not pays(slow)
-    text = gain(slow)
-    assert text.startswith("Do not speculate on this machine")
-    assert "3.20 tokens" in text and "0.25 of a target step" in text and "adds 0.30" in text
+    made["best"]["verdict"] = verdict(made)
+    return made
 
 
 @pytest.mark.parametrize(

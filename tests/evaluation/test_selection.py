@@ -47,6 +47,7 @@ def row(loss: str, speedup: float | None, **changes: Any) -> CandidateRow:
         speedup_low=None if speedup is None else speedup - 0.1,
         speedup_high=None if speedup is None else speedup + 0.1,
         cost_ratio=0.1,
+        lossless=True,
         serving="temperature 0, batch 1",
         data_digest="d1",
         machine="cpu, 2 cores",
@@ -84,6 +85,12 @@ def test_the_newest_measurement_of_the_same_weights_wins_and_is_no_average() -> 
         assert (kept.model_id, kept.speedup, kept.champion) == ("m-new", 2.0, True)
     elsewhere = row("a", 5.0, machine="other")
     assert len(newest([old, new, elsewhere])) == 2
+
+
+def test_a_drafter_that_stops_early_has_no_fixed_k() -> None:
+    out = io.StringIO()
+    Console(file=out, width=220).print(render(rank([row("a", 2.0, stops_early=True), row("b", 1.0)])))
+    assert "up to 4" in out.getvalue() and out.getvalue().count("up to") == 1
 
 
 def test_render_and_json_hold_every_candidate_and_escape_names() -> None:
@@ -185,7 +192,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Register]:
         )
         run = client.create_run(experiment_id)
         evaluation = {**EVALUATION, **{k: v for k, v in changes.items() if k in EVALUATION}}
+        certificate = changes.get("lossless", True)
         numbers = candidate_metrics(evaluation) | {
+            **({} if certificate is None else {"lossless/holds": float(certificate)}),
             "speed/speedup": speedup,
             "speed/speedup_low": speedup - half,
             "speed/speedup_high": speedup + half,
@@ -289,6 +298,16 @@ def test_the_champions_newest_measurement_counts(store: tuple[str, Register]) ->
     decision = select(client, "again", register("again", 1.5, 0.1, weights="same", now=2))
     assert not decision.promoted and "measured again" in decision.reason
     assert select(client, "again", register("again", 2.0, 0.1, now=3)).promoted
+
+
+@pytest.mark.parametrize("lossless", [None, False])
+def test_no_certificate_no_promotion(store: tuple[str, Register], lossless: bool | None) -> None:
+    uri, register = store
+    name = f"uncertified-{lossless}"
+    decision = select(open_client(uri), name, register(name, 2.0, 0.1, lossless=lossless))
+    assert not decision.promoted and "certificate" in decision.reason
+    (group,) = rank(candidates(uri, [name]))
+    assert ("NOT lossless" if lossless is False else "no certificate") in group.rows[0].note
 
 
 def test_a_failed_candidate_cannot_be_selected(store: tuple[str, Register]) -> None:

@@ -97,6 +97,6 @@ def test_a_race_times_the_same_work_for_everyone() -> None:
 def test_costs_are_measured_for_every_width() -> None:
     runner = Runner(llama(0), 1, 192)
     drafter = ModelDrafter(DraftModel(llama(1, num_hidden_layers=1)), runner, SamplingOptions())
-    costs = measure_costs(runner, drafter, [2, 4], batch_size=1)
+    costs = measure_costs(runner, drafter, range(1, 5), batch_size=1)
     assert set(costs["verify_overhead"]) == {"1", "2", "3", "4"}
     assert costs["cost_ratio"] == pytest.approx(costs["draft_step_ms"] / costs["target_step_ms"])

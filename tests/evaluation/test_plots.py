@@ -1,19 +1,18 @@
-"""The plots and the table: which files appear, and that their numbers are the evaluation's."""
+"""The plots: which are drawn, that their numbers are the evaluation's, and that they read in grey."""
 
 from __future__ import annotations
 
 import copy
 import csv
-import io
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
-import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
-from evaluation import report
+from evaluation import figures, plots
 
 
 def interval(mean: float) -> dict[str, float]:
@@ -62,7 +61,36 @@ EVALUATION: dict[str, Any] = {
         for k in (6, 4)
     ],
     "best": {"drafter": "model", "num_speculative_tokens": 4, "split": "seen"},
+    "acceptance_curves": [
+        {
+            "split": split,
+            "temperature": 0.0,
+            "by": by,
+            "bin": label,
+            "tokens": 50,
+            "samples": 5,
+            **{name: interval(0.5) for name in ("sampled", "argmax", "greedy")},
+        }
+        for split in ("seen", "unseen")
+        for by, labels in (("block", "123"), ("entropy", ("0-0.05", "2+")), ("answer", ("0-4", "4-8")))
+        for label in labels
+    ],
+    "cost_model": {
+        "table": [
+            {"batch_size": size, "num_speculative_tokens": k, "speedup": 1.5 - size / 20 if k else 1.0}
+            for size in (1, 4, 16)
+            for k in range(7)
+        ],
+        "best": [
+            {"batch_size": size, "num_speculative_tokens": k, "speedup": speedup}
+            for size, k, speedup in ((1, 4, 1.9), (4, 3, 1.4), (16, 0, 1.0))
+        ],
+    },
 }
+NAMES = (
+    *("speedup", "batches", "positions", "tasks", "acceptance"),
+    *("acceptance-by-entropy", "acceptance-by-answer", "training"),
+)
 HISTORY = [
     {"step": 0, "sampled": 0.1, "argmax": 0.1, "greedy": 0.1},
     {"step": 50, "loss": 2.0},
@@ -76,19 +104,15 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def test_every_plot_is_written_with_its_numbers(tmp_path: Path) -> None:
-    written = report.write_plots(EVALUATION, HISTORY, tmp_path / "plots")
+    written = plots.write_plots(EVALUATION, HISTORY, tmp_path / "plots")
     names = {path.name for path in written}
-    assert names == {
-        f"{plot}.{kind}"
-        for plot in ("speedup", "acceptance", "positions", "tasks", "training")
-        for kind in ("png", "csv")
-    }
+    assert names == {f"{plot}.{kind}" for plot in NAMES for kind in ("png", "csv")}
     for path in written:
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
     speedup = read(tmp_path / "plots" / "speedup.csv")
-    assert len(speedup) == 12  # drafter, stopping early or not, and n-gram; two splits, two K
-    assert {row["drafter"] for row in speedup} == {"model", "adaptive", "ngram"}
+    assert len(speedup) == 12 + 7  # drafter, stopping early or not, and n-gram; two splits, two K; the model
+    assert {row["drafter"] for row in speedup} == {"model", "adaptive", "ngram", "cost model"}
     assert speedup[0]["num_speculative_tokens"] == "4"
     assert (speedup[0]["speedup"], speedup[0]["low"], speedup[0]["predicted"]) == ("2.0", "1.9", "1.9")
     before = [row for row in read(tmp_path / "plots" / "acceptance.csv") if row["when"] == "before"]
@@ -102,34 +126,28 @@ def test_every_plot_is_written_with_its_numbers(tmp_path: Path) -> None:
         "argmax": "",
         "loss": "2.0",
     }
-    assert len(read(tmp_path / "plots" / "positions.csv")) == 3 * 2 * 6
+    assert len(read(tmp_path / "plots" / "positions.csv")) == 3 * 2 * 6 + 2 * 3
+    batches = read(tmp_path / "plots" / "batches.csv")
+    assert [row["batch_size"] for row in batches if row["drafter"] == "cost model"] == ["1", "4", "16"]
+    assert {row["drafter"] for row in batches} == {"cost model", "model", "adaptive"}
 
 
 def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
-    assert report.write_plots({}, [], tmp_path) == []
+    assert plots.write_plots({}, [], tmp_path) == []
     partial = copy.deepcopy(EVALUATION)
     partial["acceptance_before"] = []
-    partial["decode"] = []
-    written = report.write_plots(partial, [{"step": 1, "loss": 1.0}], tmp_path)
+    for name in ("decode", "cost_model", "acceptance_curves"):
+        partial[name] = []
+    written = plots.write_plots(partial, [{"step": 1, "loss": 1.0}], tmp_path)
     assert {path.stem for path in written} == {"acceptance", "tasks", "training"}
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Figure]:
-    figures: list[Figure] = []
-    make = report._figure
-
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        figure, axes = make(*args, **kwargs)
-        figures.append(figure)
-        return figure, axes
-
-    monkeypatch.setattr(report, "_figure", keep)
-    report.write_plots(EVALUATION, HISTORY, tmp_path)
-    return figures
+def drawn() -> list[Figure]:
+    return [plot.figure for plot in plots.draw_plots(EVALUATION, HISTORY)]
 
 
-def test_series_differ_without_colour(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for figure in drawn(monkeypatch, tmp_path):
+def test_series_differ_without_colour() -> None:
+    for figure in drawn():
         lines = [line for axes in figure.axes for line in axes.get_lines() if line.get_marker() != "None"]
         styles = [
             (line.get_marker(), line.get_linestyle(), line.get_markerfacecolor() == "none") for line in lines
@@ -149,28 +167,34 @@ def test_series_differ_without_colour(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert len(set(hatches)) == len(hatches)
 
 
-def test_the_speedup_plot_has_the_line_of_plain_decoding(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (axes,) = drawn(monkeypatch, tmp_path)[0].axes
+def test_the_speedup_plot_has_the_line_of_plain_decoding() -> None:
+    (axes,) = drawn()[0].axes
     flat = [line for line in axes.get_lines() if np.array_equal(line.get_ydata(), [1.0, 1.0])]
     assert len(flat) == 1
 
 
-def test_the_table_holds_every_row_with_interval_and_sample_size() -> None:
-    out = io.StringIO()
-    Console(file=out, width=180).print(report.results_table(EVALUATION))
-    text = out.getvalue()
-    assert text.count("n-gram look-up") == 4
-    assert "2.00 [1.90, 2.05]" in text
-    assert "50.1" in text and "30" in text and "x86, 2 cores" in text
-    Console(file=io.StringIO()).print(report.results_table({}))
-
-
 def test_errors_never_point_the_wrong_way() -> None:
-    assert report._errors(
+    assert figures.errors(
         [{"mean": 1.0, "low": 1.2, "high": 0.9}, None, {"mean": 1.0, "low": 0.5, "high": 2.0}]
     ) == [
         [0.0, 0.0, 0.5],
         [0.0, 0.0, 1.0],
     ]
+
+
+def test_an_svg_follows_the_page_around_it() -> None:
+    drawn = {plot.name: plot.svg() for plot in plots.draw_plots(EVALUATION, HISTORY)}
+    ids: list[str] = []
+    for name, svg in drawn.items():
+        element = ElementTree.fromstring(svg)
+        assert element.get("role") == "img" and element.get("aria-label")
+        assert "#000000" not in svg and "#ffffff" not in svg and "currentColor" in svg
+        own = re.findall(r'\bid="([^"]+)"', svg)
+        assert all(word.startswith(f"{name}-") for word in own)
+        referred = re.findall(r'(?:url\(|href=")#([^")]+)', svg)
+        assert set(referred) <= set(own)  # every reference finds its element
+        ids += own
+        addresses = re.findall(r'"(https?://[^"]+)"', svg)
+        assert all(address.startswith("http://www.w3.org/") for address in addresses)  # namespaces only
+    assert len(set(ids)) == len(ids)
+    assert ">plain decoding<" in drawn["speedup"]  # text stays text

@@ -1,0 +1,144 @@
+"""The cost model over K and batch size: what the measured forwards and acceptances predict, and so which K
+to serve (0 included), at which acceptance speculation breaks even, and from which batch size on it stops
+paying.
+
+A round with K drafts costs, in target steps, 1 + c_first + (K - 1) c + v_K (`evaluation.speed`), each
+measured at its batch size: the more rows share a target step, the less a wider one is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from evaluation.decoder.drafters import DraftModel
+
+BATCH_SIZES = (1, 4, 16)
+REPEATS = 5  # these forwards are long, and their medians vary by a few percent
+
+
+def measure_by_batch(
+    target: PreTrainedModel, drafter: DraftModel, counts: Sequence[int], batch_sizes: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The forwards of a round for every batch size, in milliseconds, at the widths of `counts` drafts."""
+    from evaluation.decoder.drafters import ModelDrafter
+    from evaluation.decoder.runner import Runner
+    from evaluation.decoder.sampling import SamplingOptions
+    from evaluation.speed import TYPICAL_POSITION, measure_costs
+
+    limits = [model.config.max_position_embeddings for model in (target, drafter.model)]
+    length = min([TYPICAL_POSITION + max(counts) + 1, *limits])
+    runner = Runner(target, max(batch_sizes), length)
+    model_drafter = ModelDrafter(drafter, runner, SamplingOptions())
+    return [
+        {
+            "batch_size": size,
+            **measure_costs(runner, model_drafter, counts, size, repeats=REPEATS),
+        }
+        for size in batch_sizes
+    ]
+
+
+def tokens_per_call(conditional_acceptance: Sequence[float | None], count: int) -> float:
+    """Expected tokens of a round with `count` drafts: 1 + sum over i of the product of the first i
+    conditional acceptances. Positions that were never reached repeat the one before.
+    """
+    total, reach, last = 1.0, 1.0, 0.0
+    for position in range(count):
+        value = conditional_acceptance[position] if position < len(conditional_acceptance) else None
+        last = last if value is None else value
+        reach *= last
+        total += reach
+    return total
+
+
+def round_cost(costs: Mapping[str, Any], count: int) -> float:
+    """Cost of a round with `count` drafts in target steps of its batch size; 1 for none.
+
+    What a wider check adds is interpolated between the widths that were measured.
+    """
+    if count == 0:
+        return 1.0
+    first = costs["first_draft_step_ms"] / costs["target_step_ms"]
+    measured = sorted((int(width), added) for width, added in costs["verify_overhead"].items())
+    widths, added = zip((0, 0.0), *measured, strict=True)
+    return float(1 + first + (count - 1) * costs["cost_ratio"] + np.interp(count, widths, added))
+
+
+def break_even_acceptance(costs: Mapping[str, Any], count: int) -> float | None:
+    """The acceptance per token, the same at every position, at which `count` drafts a round neither gain nor
+    lose: sum of a^i for i = 0 .. count equals the round's cost (Leviathan et al. 2023, equation 1). None
+    where not even 1 suffices.
+    """
+    from scipy.optimize import brentq
+
+    cost = round_cost(costs, count)
+    if cost <= 1 or cost >= count + 1:
+        return 0.0 if cost <= 1 else None
+    return float(brentq(lambda rate: sum(rate**i for i in range(count + 1)) - cost, 0.0, 1.0))
+
+
+def predict(
+    by_batch: Sequence[Mapping[str, Any]],
+    conditional_acceptance: Sequence[float | None],
+    counts: Sequence[int],
+    handicap: float = 1.0,
+) -> dict[str, Any]:
+    """The predictions for every (batch size, K), the best K per batch size, and where it stops paying.
+
+    `handicap`: our plain decoding over the fastest plain path, at most 1; every speedup is over the latter.
+    """
+    table = [
+        {
+            "batch_size": costs["batch_size"],
+            "num_speculative_tokens": count,
+            "tokens_per_target_call": tokens_per_call(conditional_acceptance, count),
+            "round_cost": round_cost(costs, count),
+            "speedup": handicap * tokens_per_call(conditional_acceptance, count) / round_cost(costs, count),
+            "break_even_acceptance": break_even_acceptance(costs, count),
+        }
+        for costs in by_batch
+        for count in counts
+    ]
+    best = []
+    for costs in by_batch:
+        own = [row for row in table if row["batch_size"] == costs["batch_size"]]
+        fastest = max(own, key=lambda row: row["speedup"])
+        best.append({**fastest, "speculate": fastest["speedup"] > 1})
+    return {"costs": list(by_batch), "table": table, "best": best, "stops_paying_at": stops_paying_at(best)}
+
+
+def stops_paying_at(best: Sequence[Mapping[str, Any]]) -> float | None:
+    """The batch size at which the best K's predicted speedup crosses 1, between two measured batch sizes on a
+    logarithmic scale. None where it pays at the largest; the smallest where it never does.
+    """
+    if best[0]["speedup"] <= 1:
+        return float(best[0]["batch_size"])
+    for before, after in pairwise(best):
+        if after["speedup"] <= 1:
+            part = (before["speedup"] - 1) / (before["speedup"] - after["speedup"])
+            span = math.log(after["batch_size"] / before["batch_size"])
+            return float(before["batch_size"] * math.exp(part * span))
+    return None
+
+
+def time_shares(costs: Mapping[str, Any], rounds_by_proposed: Sequence[int]) -> dict[str, float]:
+    """Where the time of the measured rounds goes, as shares of their predicted time: the target step that
+    plain decoding takes too, drafting, and what checking several tokens adds to it.
+    """
+    first = costs["first_draft_step_ms"] / costs["target_step_ms"]
+    rounds = sum(rounds_by_proposed)
+    draft = verify = 0.0
+    for count, number in enumerate(rounds_by_proposed):
+        drafting = first + (count - 1) * costs["cost_ratio"] if count else 0.0
+        draft += number * drafting
+        verify += number * (round_cost(costs, count) - 1 - drafting)
+    total = rounds + draft + verify
+    return {"target_step": rounds / total, "drafting": draft / total, "wider_check": verify / total}

@@ -1,0 +1,252 @@
+"""Every measure of one drafter, each a method that computes it anew; `evaluation.evaluate` says which are
+taken and keeps them.
+
+What is heavy is imported inside: the recipe imports `evaluation.evaluate`, and with it this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from data.records import Samples
+    from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.engine import Decoder, Request
+    from evaluation.decoder.runner import Runner
+    from evaluation.evaluate import EvaluateConfig, ServingConfig
+    from evaluation.speed import Timing
+
+SPLITS = ("seen", "unseen")
+TRANSFORMERS_PROMPTS = 3  # transformers' plain path is slow and varies little: a few prompts place it
+ACCEPTANCE_BATCH = 16
+
+
+class Evaluation:
+    """One target, one drafter and the test samples, ready to be measured."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        eos_ids: Sequence[int],
+        drafter: DraftModel,
+        test: Samples,
+        config: EvaluateConfig,
+        serving: ServingConfig,
+        seed: int,
+    ) -> None:
+        from evaluation.decoder.drafters import ModelDrafter
+        from evaluation.decoder.runner import Runner
+        from evaluation.decoder.sampling import SamplingOptions
+
+        self.model, self.eos_ids, self.drafter, self.test = target, eos_ids, drafter, test
+        self.config, self.serving, self.seed = config, serving, seed
+        self.options = SamplingOptions(serving.temperature, serving.top_p)
+        longest = max(sum(not bit for bit in record.completion_mask) for record in test)
+        self.length = longest + config.max_new_tokens + max(config.num_speculative_tokens) + 1
+        self.argmax = serving.draft_sampling == "argmax"
+        self.runner: Runner = Runner(target, serving.batch_size, self.length)
+        self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=self.argmax)
+
+    def acceptance(self, drafter: DraftModel) -> dict[str, Any]:
+        """What `drafter` is accepted, teacher-forced on the test samples: `rows` by split, temperature and
+        task, `curves` by position and entropy, and `matches` by prompt for the check on the decoder.
+        """
+        from evaluation.acceptance import summarise, teacher_forced
+        from evaluation.acceptance_curves import curves, target_entropy
+        from evaluation.replay import greedy_matches
+
+        head = self.model.get_output_embeddings().weight.detach()
+        temperature = self.serving.temperature or 1.0
+        table = teacher_forced(drafter, head, self.test, temperature=temperature, batch_size=ACCEPTANCE_BATCH)
+        entropy = target_entropy(head, self.test, temperature)
+        count = self.config.num_speculative_tokens[-1]
+        return {
+            "rows": summarise(table, list(self.test), seed=self.seed),
+            "curves": curves(table, self.test, entropy, count, seed=self.seed),
+            "matches": greedy_matches(table, self.test),
+        }
+
+    def prompts(self, split: str) -> dict[str, Request]:
+        """The test prompts of a split by their id."""
+        from evaluation.decoder.engine import Request
+
+        requests: dict[str, Request] = {}
+        for record in self.test.where(seen_template=split == "seen"):
+            prompt = [i for i, bit in zip(record.input_ids, record.completion_mask, strict=True) if not bit]
+            requests.setdefault(record.prompt_id, Request(prompt, self.config.max_new_tokens, record.seed))
+        return dict(list(requests.items())[: self.config.prompts])
+
+    def groups(self, split: str, batch_size: int | None = None) -> list[list[Request]]:
+        """The test prompts of a split, in groups that fill one batch (of the serving size by default)."""
+        chosen, size = list(self.prompts(split).values()), batch_size or self.serving.batch_size
+        return [chosen[first : first + size] for first in range(0, len(chosen), size)]
+
+    def headline_split(self) -> str:
+        """Seen templates, or unseen ones where no template was seen."""
+        return "seen" if self.prompts("seen") else "unseen"
+
+    def batches(self) -> int:
+        """How many groups of prompts `run` decodes, each by every decoder."""
+        others = (len(self.groups(self.headline_split(), size)) for size in self.other_batch_sizes())
+        return sum(len(self.groups(split)) for split in SPLITS) + sum(others)
+
+    def other_batch_sizes(self) -> list[int]:
+        """The batch sizes to measure beside the serving one."""
+        return [size for size in self.config.batch_sizes if size != self.serving.batch_size]
+
+    def decoders(self, stop_below: float, batch_size: int) -> dict[str, Decoder]:
+        """The decoders that race, over one target runner, by drafter and K.
+
+        Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
+        to the largest K, that stops where going on would not pay (`stop_below`); n-gram look-up at the
+        smallest K.
+        """
+        from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
+        from evaluation.decoder.engine import Decoder
+        from evaluation.decoder.runner import Runner
+
+        runner, model_drafter = self.runner, self.model_drafter
+        if batch_size != self.serving.batch_size:
+            runner = Runner(self.model, batch_size, self.length)
+            model_drafter = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax)
+
+        def decoder(drafter: Any, count: int) -> Decoder:
+            return Decoder(
+                runner,
+                eos_ids=self.eos_ids,
+                options=self.options,
+                drafter=drafter,
+                num_speculative_tokens=count,
+            )
+
+        counts = self.config.num_speculative_tokens
+        found = {"plain": decoder(None, 0)}
+        found |= {f"model {count}": decoder(model_drafter, count) for count in counts}
+        adaptive = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax, stop_below=stop_below)
+        found[f"adaptive {counts[-1]}"] = decoder(adaptive, counts[-1])
+        return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
+
+    def decode(
+        self,
+        split: str,
+        batch_size: int,
+        stop_below: float,
+        matches: dict[str, dict[str, Any]],
+        on_group: Callable[[], None],
+    ) -> dict[str, Any]:
+        """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain
+        latencies.
+        """
+        from evaluation.speed import drafting, latencies, race, speedup
+
+        groups = self.groups(split, batch_size)
+        if not groups:
+            return {"plain": None, "rows": []}
+        timings = race(self.decoders(stop_below, batch_size), groups, on_group)
+        plain = timings.pop("plain")
+        rows = []
+        for name, timing in timings.items():
+            kind, count = name.split()
+            rows.append(
+                {
+                    "drafter": kind,
+                    "split": split,
+                    "batch_size": batch_size,
+                    "num_speculative_tokens": int(count),
+                    "prompts": sum(map(len, groups)),
+                    **drafting(timing, int(count), seed=self.seed),
+                    **self.identity(groups, plain.outputs, timing.outputs),
+                    "replay": self.replay(split, kind, int(count), timing, matches),
+                    "tokens_per_second": timing.tokens_per_second,
+                    "plain_tokens_per_second": plain.tokens_per_second,
+                    "speedup": speedup(plain, timing, seed=self.seed),
+                    **latencies(timing),
+                }
+            )
+        return {"plain": {"tokens_per_second": plain.tokens_per_second, **latencies(plain)}, "rows": rows}
+
+    def replay(
+        self, split: str, kind: str, count: int, timing: Timing, matches: dict[str, dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """The decoder's rounds against those that teacher-forced matches foretell; at temperature 0 and for a
+        fixed K only.
+        """
+        from evaluation.replay import compare
+
+        if not self.options.greedy or kind != "model":
+            return None
+        outputs = [output for group in timing.outputs for output in group]
+        by_prompt = zip(self.prompts(split), outputs, strict=True)
+        return compare(matches, {name: (out.tokens, out.rounds) for name, out in by_prompt}, count)
+
+    def identity(self, groups: list[list[Request]], plain: Any, speculative: Any) -> dict[str, int | None]:
+        """At temperature 0: how many outputs are plain decoding's, how many part at a near tie, how many by a
+        bug.
+        """
+        from evaluation.lossless import compare_greedy, count_verdicts
+
+        if not self.options.greedy:
+            return {"identical_outputs": None, "near_ties": None, "bugs": None}
+        verdicts = [
+            compare_greedy(self.runner, request, a.tokens, b.tokens)
+            for requests, first, second in zip(groups, plain, speculative, strict=True)
+            for request, a, b in zip(requests, first, second, strict=True)
+        ]
+        return {**count_verdicts(verdicts)}
+
+    def certificate(self, stop_below: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The losslessness certificate of the headline path (`evaluation.lossless`).
+
+        At temperature 0 the outputs behind the decode `rows` of the drafter are its greedy part.
+        """
+        from evaluation.decoder.sampling import SamplingOptions
+        from evaluation.lossless import DecodingPath, certify
+
+        own = [row for row in rows if row["drafter"] in ("model", "adaptive")]
+        greedy = None
+        if self.options.greedy:
+            kinds = ("identical_outputs", "near_ties", "bugs")
+            greedy = {kind: sum(row[kind] for row in own) for kind in kinds}
+            greedy["outputs"] = sum(row["prompts"] for row in own)
+        by_split = [[list(request.prompt) for request in self.prompts(split).values()] for split in SPLITS]
+        prompts = [prompt for both in zip_longest(*by_split) for prompt in both if prompt is not None]
+        path = DecodingPath(
+            self.model,
+            self.drafter,
+            self.config.num_speculative_tokens[-1],
+            self.argmax,
+            stop_below,
+            prompts,
+        )
+        sampling = SamplingOptions(self.serving.temperature or 1.0, self.serving.top_p)
+        return certify(path, sampling, greedy, seed=self.seed)
+
+    def costs(self) -> dict[str, Any]:
+        """The forwards of a round, timed alone."""
+        from evaluation.speed import measure_costs
+
+        counts = range(1, self.config.num_speculative_tokens[-1] + 1)
+        return measure_costs(self.runner, self.model_drafter, counts, self.serving.batch_size)
+
+    def costs_by_batch(self) -> list[dict[str, Any]]:
+        """The forwards of a round at other batch sizes, timed alone, at the widths of the measured K."""
+        from evaluation.cost_model import BATCH_SIZES, measure_by_batch
+
+        sizes = sorted({*BATCH_SIZES, *self.config.batch_sizes, self.serving.batch_size})
+        return measure_by_batch(self.model, self.drafter, self.config.num_speculative_tokens, sizes)
+
+    def transformers_plain(self) -> float | None:
+        """Tokens/s of transformers' own static-cache decoding, None where the serving mode has no counterpart
+        there.
+        """
+        from evaluation.speed import transformers_tokens_per_second
+
+        if not self.options.greedy or self.serving.batch_size > 1:
+            return None
+        groups = self.groups("seen") or self.groups("unseen")
+        requests = [request for group in groups for request in group][:TRANSFORMERS_PROMPTS]
+        return transformers_tokens_per_second(self.model, requests, self.eos_ids)

@@ -1,0 +1,88 @@
+"""Rounds replayed from teacher-forced matches: what the decoder must accept at temperature 0, to the token.
+
+At temperature 0 a drafted token stands while it is the target's argmax, and accepted drafts leave the same
+text that the drafter was teacher-forced on. So where each draft matches is known beforehand, and a decoder
+that accepts more than that has a bug; near ties, in either model, move a few prompts either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from data.records import Samples
+    from evaluation.acceptance import AcceptanceTable
+
+ALPHA = 0.01
+
+
+def greedy_matches(table: AcceptanceTable, samples: Samples) -> dict[str, dict[str, Any]]:
+    """For each prompt that was sampled at temperature 0: its `tokens`, and `matches`, a "1" for each token
+    that the drafter's argmax gives, "0" for the others.
+    """
+    order = torch.argsort(table.sample, stable=True)
+    sizes = torch.bincount(table.sample, minlength=len(samples)).tolist()
+    found: dict[str, dict[str, Any]] = {}
+    for record, own in zip(samples, table.greedy[order].split(sizes), strict=True):
+        if record.temperature == 0 and record.prompt_id not in found:
+            marked = zip(record.input_ids, record.completion_mask, strict=True)
+            tokens = [token for token, bit in marked if bit]
+            found[record.prompt_id] = {
+                "tokens": tokens,
+                "matches": "".join(str(int(bit)) for bit in own.tolist()),
+            }
+    return found
+
+
+def replay(matches: str, count: int) -> list[int]:
+    """Accepted drafts of each round with `count` drafts over a text, the last round left out: it may end
+    before its drafts do. The text's first token comes from the prefill.
+    """
+    accepted, place = [], 1
+    while place < len(matches):
+        block = matches[place : place + count]
+        lead = len(block) - len(block.lstrip("1"))
+        accepted.append(lead)
+        place += lead + 1
+    return accepted[:-1]
+
+
+def compare(
+    expected: Mapping[str, Mapping[str, Any]],
+    outputs: Mapping[str, tuple[Sequence[int], Sequence[tuple[int, int]]]],
+    count: int,
+) -> dict[str, Any]:
+    """The decoder's rounds against the replayed ones, over prompts whose text is the same.
+
+    `outputs`: tokens and (proposed, accepted) rounds by prompt. `more` and `fewer` count prompts where the
+    decoder accepted more or fewer drafts than replayed. `p_value` is the chance of so many more where both
+    are equally likely, as near ties make them; below ALPHA, `bug` is true.
+    """
+    from scipy.stats import binomtest
+
+    more = fewer = same = accepted = replayed = 0
+    for prompt, (tokens, rounds) in outputs.items():
+        told = expected.get(prompt)
+        if told is None or list(told["tokens"][: len(tokens)]) != list(tokens):
+            continue
+        wanted = replay(told["matches"][: len(tokens)], count)
+        found = [stood for _, stood in rounds][: len(wanted)]
+        accepted += sum(found)
+        replayed += sum(wanted)
+        same += found == wanted
+        more += sum(found) > sum(wanted)
+        fewer += found != wanted and sum(found) <= sum(wanted)
+    p_value = float(binomtest(more, more + fewer, 0.5, alternative="greater").pvalue) if more else 1.0
+    return {
+        "prompts": more + fewer + same,
+        "same_rounds": same,
+        "more": more,
+        "fewer": fewer,
+        "accepted": accepted,
+        "replayed": replayed,
+        "p_value": p_value,
+        "bug": p_value < ALPHA,
+    }

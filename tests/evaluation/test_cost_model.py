@@ -1,0 +1,86 @@
+"""The cost model against closed forms; no time is asserted."""
+
+import pytest
+
+from evaluation.cost_model import (
+    break_even_acceptance,
+    measure_by_batch,
+    predict,
+    round_cost,
+    stops_paying_at,
+    time_shares,
+    tokens_per_call,
+)
+from evaluation.decoder.drafters import DraftModel
+from tests.evaluation.decoder.tiny_models import llama
+
+COSTS = {
+    "target_step_ms": 10.0,
+    "draft_step_ms": 1.0,
+    "first_draft_step_ms": 2.0,
+    "cost_ratio": 0.1,
+    "verify_overhead": {"2": 0.2, "4": 0.6},
+}
+
+
+def test_tokens_per_call_is_the_sum_of_the_chances_to_get_there() -> None:
+    assert tokens_per_call([0.8, 0.5], 2) == pytest.approx(1 + 0.8 + 0.4)
+    assert tokens_per_call([0.8, 0.5], 0) == 1.0
+    assert tokens_per_call([0.5, None], 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)  # the last one known
+
+
+def test_the_cost_of_a_round_in_target_steps() -> None:
+    assert round_cost(COSTS, 0) == 1.0
+    assert round_cost(COSTS, 2) == pytest.approx(1 + 0.2 + 0.1 + 0.2)
+    assert round_cost(COSTS, 3) == pytest.approx(1 + 0.2 + 0.2 + 0.4)  # halfway between measured widths
+    assert round_cost(COSTS, 1) == pytest.approx(1 + 0.2 + 0.1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_at_the_break_even_acceptance_nothing_is_gained_or_lost(count: int) -> None:
+    rate = break_even_acceptance(COSTS, count)
+    assert rate is not None
+    assert tokens_per_call([rate] * count, count) == pytest.approx(round_cost(COSTS, count))
+
+
+def test_where_even_full_acceptance_does_not_pay_there_is_no_break_even() -> None:
+    assert break_even_acceptance({**COSTS, "cost_ratio": 5.0}, 2) is None
+    free = {**COSTS, "cost_ratio": 0.0, "first_draft_step_ms": 0.0, "verify_overhead": {"2": 0.0}}
+    assert break_even_acceptance(free, 2) == 0.0
+
+
+def test_the_best_k_falls_to_none_as_batches_grow() -> None:
+    dear = {**COSTS, "batch_size": 16, "verify_overhead": {"2": 3.0, "4": 6.0}}
+    found = predict([{**COSTS, "batch_size": 1}, dear], [0.7] * 4, range(5))
+    assert [(row["batch_size"], row["speculate"]) for row in found["best"]] == [(1, True), (16, False)]
+    assert found["best"][1]["num_speculative_tokens"] == 0 and found["best"][1]["speedup"] == 1.0
+    assert len(found["table"]) == 2 * 5
+    halved = predict([{**COSTS, "batch_size": 1}], [0.7] * 4, range(5), handicap=0.5)
+    assert halved["best"][0]["speedup"] == pytest.approx(found["best"][0]["speedup"] / 2)
+    assert 1 < found["stops_paying_at"] <= 16
+
+
+def test_the_crossing_lies_between_two_batch_sizes_on_a_log_scale() -> None:
+    def best(*speedups: float) -> list[dict[str, float]]:
+        return [{"batch_size": 4**i, "speedup": value} for i, value in enumerate(speedups)]
+
+    assert stops_paying_at(best(1.5, 0.5)) == pytest.approx(2.0)
+    assert stops_paying_at(best(1.5, 1.25, 0.75)) == pytest.approx(8.0)
+    assert stops_paying_at(best(1.5, 1.2)) is None
+    assert stops_paying_at(best(0.9, 0.8)) == 1.0
+
+
+def test_time_shares_add_up_and_follow_the_rounds() -> None:
+    shares = time_shares(COSTS, [1, 0, 3])
+    total = 4 + 3 * 0.3 + 3 * 0.2
+    assert shares == pytest.approx(
+        {"target_step": 4 / total, "drafting": 0.9 / total, "wider_check": 0.6 / total}
+    )
+    assert time_shares(COSTS, [5]) == {"target_step": 1.0, "drafting": 0.0, "wider_check": 0.0}
+
+
+def test_costs_are_measured_for_every_batch_size() -> None:
+    found = measure_by_batch(llama(0), DraftModel(llama(1, num_hidden_layers=1)), [2, 3], [1, 4])
+    assert [costs["batch_size"] for costs in found] == [1, 4]
+    for costs in found:
+        assert set(costs["verify_overhead"]) == {"2", "3"} and costs["target_step_ms"] > 0

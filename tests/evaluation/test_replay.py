@@ -1,0 +1,47 @@
+"""Replayed rounds against the decoder's, and an excess that is called a bug."""
+
+import pytest
+
+from evaluation.replay import compare, replay
+
+
+@pytest.mark.parametrize(
+    ("matches", "count", "rounds"),
+    [
+        ("0111111", 2, [2]),  # 1 2 +3 | 4 5 +6, the last left out
+        ("1000", 3, [0, 0]),  # +1 | +2 | +3
+        ("1101100", 4, [1, 2]),  # 1 +2 | 3 4 +5 | the last left out
+        ("1", 4, []),
+    ],
+)
+def test_rounds_follow_from_the_matches(matches: str, count: int, rounds: list[int]) -> None:
+    assert replay(matches, count) == rounds
+
+
+def test_the_first_token_comes_from_the_prefill() -> None:
+    assert replay("00110", 2) == replay("10110", 2)
+
+
+TOLD = {str(i): {"tokens": [1, 2, 3, 4, 5, 6, 7], "matches": "1101100"} for i in range(20)}
+
+
+def outputs(first: int, count: int = 20) -> dict:
+    return {str(i): ([1, 2, 3, 4, 5, 6, 7], [(4, first), (3, 2), (0, 0)]) for i in range(count)}
+
+
+def test_the_same_rounds_are_no_bug() -> None:
+    found = compare(TOLD, outputs(1), 4)
+    assert found["prompts"] == found["same_rounds"] == 20 and not found["bug"]
+    assert found["accepted"] == found["replayed"] == 60
+
+
+def test_an_excess_is_a_bug_and_a_lack_or_a_few_near_ties_are_not() -> None:
+    assert compare(TOLD, outputs(2), 4)["bug"]
+    lack = compare(TOLD, outputs(0), 4)
+    assert not lack["bug"] and lack["fewer"] == 20
+    few = compare(TOLD, {**outputs(1), **outputs(2, 3)}, 4)
+    assert few["more"] == 3 and not few["bug"]
+
+
+def test_another_text_is_not_compared() -> None:
+    assert compare(TOLD, {"0": ([1, 2, 9], [(4, 4)]), "x": ([1], [])}, 4)["prompts"] == 0
