@@ -7,7 +7,11 @@ speculate.
 import argparse
 import json
 import sys
+import time
+import urllib.error
 import urllib.request
+
+WAIT_SECONDS = 120
 
 
 def main() -> None:
@@ -27,8 +31,7 @@ def main() -> None:
         json.dumps(question).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request) as reply:
-        answer = json.load(reply)
+    answer = json.loads(_patiently(request))
     timings = answer["timings"]
     drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
     sys.stdout.write(answer["choices"][0]["message"]["content"] + "\n\n")
@@ -38,6 +41,22 @@ def main() -> None:
         f"accepted {accepted} of {drafted} drafted tokens ({accepted / drafted:.0%}), "
         f"{timings['predicted_per_second']:.1f} tokens/s\n"
     )
+
+
+def _patiently(request: urllib.request.Request) -> bytes:
+    """The reply; a server that was started a moment ago may still be loading."""
+    for left in reversed(range(WAIT_SECONDS)):
+        try:
+            with urllib.request.urlopen(request) as reply:
+                return bytes(reply.read())
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or not left:  # 503: loading the model
+                raise
+        except urllib.error.URLError as error:
+            if not left:
+                sys.exit(f"no server at {request.full_url}: {error.reason}")
+        time.sleep(1)
+    raise AssertionError("the last attempt returns or raises")
 
 
 if __name__ == "__main__":

