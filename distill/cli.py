@@ -2,7 +2,8 @@
 work starts.
 
 Exit codes: 0 done; 2 the user can mend it (recipe, missing model or access, another run holds the folder);
-130 and 143 interrupted, run the same command to resume; 1 a fault of ours, with its traceback.
+130 and 143 interrupted, run the same command to resume; 1 a fault of ours, with its traceback, or an export
+that did not prove right.
 """
 
 import argparse
@@ -16,10 +17,14 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from data.errors import UserError
+from distill.export import FORMATS
 from distill.stages import runs_folder
+
+if TYPE_CHECKING:
+    from distill.pipeline import Result
 
 STAGE_COMMANDS = {
     "run": "run every stage: sample, train, evaluate, select, export",
@@ -79,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
         command = _recipe_command(commands, name, text)
         command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
         command.set_defaults(command=_run, stage=name)
+        if name == "export":
+            _export_options(command)
     _recipe_command(commands, "preflight", "say what a recipe needs and what is missing").set_defaults(
         command=_preflight
     )
@@ -102,7 +109,60 @@ def _recipe_command(commands: Any, name: str, text: str) -> argparse.ArgumentPar
     return command
 
 
+def _export_options(command: argparse.ArgumentParser) -> None:
+    """A place of the user's own for the export, which may then be any registered candidate."""
+    command.add_argument("--out", type=Path, metavar="DIR", help="write here, not in the stage's folder")
+    command.add_argument("--format", choices=FORMATS, default="hf", help="with --out: what to write (hf)")
+    command.add_argument("--force", action="store_true", help="with --out: replace an earlier export there")
+    command.add_argument(
+        "--verify", action="store_true", help="with --out: load it again, decode with it, and time llama.cpp"
+    )
+    command.set_defaults(command=_export)
+
+
+def _export(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.identity import model_form
+
+    registered = model_form(options.recipe) == "candidate"
+    if options.out is None:
+        if registered or options.force or options.verify or options.format != "hf":
+            raise UserError(
+                "give --out DIR, where to write the export; --format, --force and --verify need it"
+            )
+        return _run(options)
+    if options.fresh or (registered and options.set):
+        raise UserError("--fresh and --set are for a recipe's stages: leave them out here")
+    from distill.export.command import export, report
+
+    reference = options.recipe
+    if not registered:  # the recipe's own candidate, trained and registered first where missing
+        selection = _run_stages(options, "select").read("select", "selection.json")
+        assert selection is not None
+        reference = f"models:/{selection['model_id']}"
+    answer = export(
+        reference,
+        options.format,
+        options.out,
+        runs_folder(),
+        force=options.force,
+        verify=options.verify,
+        say=_say,
+    )
+    if not options.json:
+        print(report(answer))
+    return answer, 1 if (answer["verification"] or {}).get("faults") else 0
+
+
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.summary import print_summary
+
+    result = _run_stages(options, options.stage)
+    if not options.json:
+        print_summary(result)
+    return result.to_json(), 0
+
+
+def _run_stages(options: argparse.Namespace, stage: str) -> "Result":
     from distill.preflight import check
     from distill.recipe import load_recipe
 
@@ -111,12 +171,8 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     findings.raise_if_blocked()
 
     from distill.pipeline import run
-    from distill.summary import print_summary
 
-    result = run(recipe, runs_folder(), options.stage, fresh=options.fresh, say=_say)
-    if not options.json:
-        print_summary(result)
-    return result.to_json(), 0
+    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say)
 
 
 def _preflight(options: argparse.Namespace) -> tuple[dict[str, Any], int]:

@@ -36,7 +36,6 @@ NEEDS = {
     "export": ("sample", "train", "evaluate", "select", "export"),
 }
 """The stages that each command brings up to date, in order."""
-VERIFY_PROMPTS = 3
 
 
 @dataclass
@@ -206,6 +205,7 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
 
     recipe = run.recipe
     evaluation = _read(run.stages["evaluate"].directory / "evaluation.json")
+    tracker.log_artifact(run.stages["evaluate"].directory / "evaluation.json")  # an export reads it there
     name = tracker.model_name()
     candidate = tracker.register_candidate(
         run.stages["train"].directory / "drafter",
@@ -220,31 +220,18 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
 
 
 def export(run: Run, folder: Path, tracker: "Tracker") -> None:
-    """The drafter in the form that servers load, with command lines for the best measured K."""
-    from distill.export import verify_hf
-    from distill.export.hf import export_hf
+    """The drafter in the forms that servers load, with command lines for the best measured K."""
+    from distill.export.command import Source, facts_of, prove, write
 
     recipe = run.recipe
     evaluation = _read(run.stages["evaluate"].directory / "evaluation.json")
-    facts = {
-        "target_model": recipe.target.model,
-        "target_revision": recipe.target.revision,
-        "recipe": recipe.name,
-        "num_speculative_tokens": evaluation["best"]["fixed_num_speculative_tokens"],
-        "serving": recipe.serving.model_dump(mode="json"),
-        "evaluation": evaluation,
-        "run_id": tracker.run_id,
-    }
-    drafter, exported = run.stages["train"].directory / "drafter", folder / "hf"
-    texts = [record.input_ids for record in run.samples.where(split="select")]
-    export_hf(drafter, run.target_folder, exported, facts=facts, calibration=texts)
-    if recipe.target.dtype == "float32":  # elsewhere near ties make equal texts a matter of luck
-        tokenizer = run.target.tokenizer
-        asked = [tokenizer.decode(ids) for prompt, ids in run.prompts if prompt.split == "test"][
-            :VERIFY_PROMPTS
-        ]
-        verification = verify_hf(exported, run.target_folder, asked)
-        write_json(folder / "verification.json", dataclasses.asdict(verification))
+    facts = facts_of(recipe, evaluation, tracker.run_id)
+    source = Source(run, run.stages["train"].directory / "drafter", facts)
+    for kind in recipe.export.formats:
+        write(source, kind, folder / kind, force=True)
+    if "hf" in recipe.export.formats and recipe.target.dtype == "float32":
+        # elsewhere near ties make equal texts a matter of luck
+        write_json(folder / "verification.json", prove(source, "hf", folder / "hf"))
 
 
 WORK: dict[str, Callable[[Run, Path, "Tracker"], None]] = {

@@ -36,17 +36,31 @@ def resolve_model(model: str, revision: str | None, cache_dir: Path, what: str =
         return _random(model.removeprefix("random:"), Path(cache_dir), what)
     if form == "shipped":
         return _shipped(model.removeprefix("shipped:"), what)
-    path = _file_in_package(model, what) if form == "package" else Path(model).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise UserError(f"{what}: there is no file {path}.")
-        return _converted(path, Path(cache_dir), what)
+    if (gguf := gguf_file(model, what)) is not None:
+        return _converted(gguf, Path(cache_dir), what)
+    path = Path(model).expanduser()
     if not path.is_dir():
         raise UserError(f"{what}: there is no directory {path}, and {model!r} is no hub id.")
     if not (path / "config.json").is_file():
         raise UserError(f"{what}: {path} holds no config.json, so it is no Hugging Face model directory.")
     if not any(path.glob("*.safetensors")):
         raise UserError(f"{what}: {path} holds no safetensors weights; save them with save_pretrained.")
+    return path
+
+
+def gguf_file(model: str, what: str = "target.model") -> Path | None:
+    """The GGUF file that `model` names, inside a package or by its path; None where it names none.
+
+    Raises `UserError` when the package or the file is not there.
+    """
+    form = model_form(model)
+    if form not in ("package", "local"):
+        return None
+    path = _file_in_package(model, what) if form == "package" else Path(model).expanduser()
+    if path.suffix != ".gguf":
+        return None
+    if not path.is_file():
+        raise UserError(f"{what}: there is no file {path}.")
     return path
 
 

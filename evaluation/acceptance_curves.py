@@ -6,7 +6,7 @@ Shapes: M completion tokens of all samples, n of one sample, V ids, H the target
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.records import collate
 from evaluation.acceptance import MEASURES, AcceptanceTable, bootstrap_ratio
 
 if TYPE_CHECKING:
-    from data.records import Samples
+    from data.records import Batch, Samples
+    from data.signals import Signals
 
 POSITION_EDGES = (0, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1 << 30)
 ENTROPY_EDGES = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, float("inf"))
@@ -26,14 +28,20 @@ _BLOCK_ELEMENTS = 1 << 24
 
 
 @torch.no_grad()
-def target_entropy(head: Tensor, samples: Samples, temperature: float) -> list[np.ndarray]:
+def target_entropy(
+    head: Tensor,
+    samples: Samples,
+    temperature: float,
+    live: Callable[[Batch], Signals] | None = None,
+) -> list[np.ndarray]:
     """Entropy in nats of the target's distribution at `temperature` at each completion token, float64 `[n]`
-    per sample, from the cached states and the target's full head `[V, H]`.
+    per sample, from the cached states (`live` computes them where there are none) and the target's full head
+    `[V, H]`.
     """
     found = []
     rows = max(1, _BLOCK_ELEMENTS // len(head))
     for index in range(len(samples)):
-        signals = samples.signals(index)
+        signals = samples.signals(index) if live is None else live(collate(samples, [index], pad_id=0))
         parts = []
         for start in range(0, len(signals.hidden), rows):
             hidden = signals.hidden[start : start + rows].to(device=head.device, dtype=head.dtype)

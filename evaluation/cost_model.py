@@ -36,7 +36,7 @@ def measure_by_batch(
     limits = [model.config.max_position_embeddings for model in (target, drafter.model)]
     length = min([TYPICAL_POSITION + max(counts) + 1, *limits])
     runner = Runner(target, max(batch_sizes), length)
-    model_drafter = ModelDrafter(drafter, runner, SamplingOptions())
+    model_drafter = ModelDrafter(drafter, runner, SamplingOptions(), int8=True)
     return [
         {
             "batch_size": size,

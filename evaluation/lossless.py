@@ -91,7 +91,7 @@ class DecodingPath:
     def model_drafter(self, options: SamplingOptions) -> Drafter:
         """The drafter under test."""
         return ModelDrafter(
-            self.drafter, self.runner, options, argmax=self.argmax, stop_below=self.stop_below
+            self.drafter, self.runner, options, argmax=self.argmax, stop_below=self.stop_below, int8=True
         )
 
     def decoder(self, options: SamplingOptions, drafter: Drafter | None = None) -> Decoder:

@@ -7,6 +7,7 @@ What is heavy is imported inside: the recipe imports `evaluation.evaluate`, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class Evaluation:
         self.length = longest + config.max_new_tokens + max(config.num_speculative_tokens) + 1
         self.argmax = serving.draft_sampling == "argmax"
         self.runner: Runner = Runner(target, serving.batch_size, self.length)
-        self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=self.argmax)
+        self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=self.argmax, int8=True)
 
     def acceptance(self, drafter: DraftModel) -> dict[str, Any]:
         """What `drafter` is accepted, teacher-forced on the test samples: `rows` by split, temperature and
@@ -58,11 +59,20 @@ class Evaluation:
         from evaluation.acceptance import summarise, teacher_forced
         from evaluation.acceptance_curves import curves, target_entropy
         from evaluation.replay import greedy_matches
+        from evaluation.signals import target_signals
 
         head = self.model.get_output_embeddings().weight.detach()
         temperature = self.serving.temperature or 1.0
-        table = teacher_forced(drafter, head, self.test, temperature=temperature, batch_size=ACCEPTANCE_BATCH)
-        entropy = target_entropy(head, self.test, temperature)
+        live = None if self.test.has_signals else partial(target_signals, self.model, temperature=temperature)
+        table = teacher_forced(
+            drafter,
+            head,
+            self.test,
+            temperature=temperature,
+            batch_size=ACCEPTANCE_BATCH,
+            signals=live,
+        )
+        entropy = target_entropy(head, self.test, temperature, live)
         count = self.config.num_speculative_tokens[-1]
         return {
             "rows": summarise(table, list(self.test), seed=self.seed),
@@ -112,7 +122,7 @@ class Evaluation:
         runner, model_drafter = self.runner, self.model_drafter
         if batch_size != self.serving.batch_size:
             runner = Runner(self.model, batch_size, self.length)
-            model_drafter = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax)
+            model_drafter = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax, int8=True)
 
         def decoder(drafter: Any, count: int) -> Decoder:
             return Decoder(
@@ -126,7 +136,9 @@ class Evaluation:
         counts = self.config.num_speculative_tokens
         found = {"plain": decoder(None, 0)}
         found |= {f"model {count}": decoder(model_drafter, count) for count in counts}
-        adaptive = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax, stop_below=stop_below)
+        adaptive = ModelDrafter(
+            self.drafter, runner, self.options, argmax=self.argmax, stop_below=stop_below, int8=True
+        )
         found[f"adaptive {counts[-1]}"] = decoder(adaptive, counts[-1])
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
 

@@ -7,10 +7,30 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from distill.export import Format
 from evaluation.measures import headline_acceptance, machine_label, serving_label
 
+_SERVE = {
+    "hf": [
+        "`serve/` holds ready scripts for vLLM (`sh serve/vllm.sh`), SGLang, TensorRT-LLM, llama.cpp, OpenVINO "
+        "GenAI and transformers; `serve/servers.json` lists them, and says of a server that is missing why. "
+        "In transformers:",
+        "",
+        "```python",
+        'draft = AutoModelForCausalLM.from_pretrained("THIS DIRECTORY", dtype=target.dtype)',
+        "target.generate(**inputs, assistant_model=draft)",
+        "```",
+    ],
+    "gguf": [
+        "```sh",
+        "sh serve/llama-cpp.sh    # llama.cpp's server with target and drafter, on http://127.0.0.1:8080",
+        "python3 serve/ask.py     # ask it, and read the acceptance back",
+        "```",
+    ],
+}
 
-def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str) -> str:
+
+def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str, kind: Format = "hf") -> str:
     """README.md with the hub's metadata on top. Every number carries its sample size, and the machine is
     named.
     """
@@ -21,7 +41,7 @@ def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str
     if re.fullmatch(r"[\w.-]+/[\w.-]+", target):
         lines.append(f"base_model: {json.dumps(target)}")
     lines += [
-        "library_name: transformers",
+        f"library_name: {'gguf' if kind == 'gguf' else 'transformers'}",
         "pipeline_tag: text-generation",
         "tags: [speculative-decoding, draft-model]",
         "---",
@@ -48,18 +68,7 @@ def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str
     evaluation = facts.get("evaluation")
     if evaluation:
         lines += ["", "## Measured", "", *_measures(evaluation)]
-    lines += [
-        "",
-        "## Serve",
-        "",
-        "`serve/` holds ready scripts: `sh serve/vllm.sh`, `sh serve/sglang.sh`, `sh serve/llama-cpp.sh`, "
-        "and for transformers `serve/transformers_example.py`:",
-        "",
-        "```python",
-        'draft = AutoModelForCausalLM.from_pretrained("THIS DIRECTORY", dtype=target.dtype)',
-        "target.generate(**inputs, assistant_model=draft)",
-        "```",
-    ]
+    lines += ["", "## Serve", "", *_SERVE[kind]]
     return "\n".join(lines) + "\n"
 
 

@@ -17,14 +17,16 @@ from typing import Any
 import torch
 
 from data.errors import UserError
-from data.files import replace_directory, sha256_file, write_json
+from data.files import write_json
 from distill.export.card import model_card
+from distill.export.directory import check_out_dir, write_export
+from distill.export.pair import check_pair, read_side, refused_by, tensor_parallel_sizes, vocabulary
 from distill.export.serve import serve_files
-from distill.models import load_drafter
+from distill.identity import model_form
+from distill.models import load_drafter, without_bars
 from distill.redact import redacted
 from evaluation.decoder.drafters import DraftModel
 
-FORMAT = "draft-distill/hf/1"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -37,8 +39,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-MISREAD_NAMES = ("eagle-", "eagle3", "dflash", "dspark", "medusa")
-"""vLLM takes a drafter for another kind where its path holds one of these."""
+TOKEN_MAP = "sglang-token-map.pt"
 _SEQUENCES, _LENGTH = 32, 256  # calibration: at most this many sequences of this many tokens
 
 
@@ -58,6 +59,17 @@ class Expansion:
     """
 
 
+@dataclass(frozen=True)
+class Built:
+    """The Hugging Face directory of a drafter, before cards and command lines."""
+
+    expansion: dict[str, Any]
+    dtype: str
+    """Of the weights, such as "float32"."""
+    vocab: list[int] | None
+    """The ids that the drafter really has, where its head was reduced."""
+
+
 def export_hf(
     drafter_dir: Path,
     target: Path,
@@ -65,6 +77,7 @@ def export_hf(
     *,
     facts: Mapping[str, Any],
     calibration: Sequence[Sequence[int]] = (),
+    target_gguf: Path | None = None,
     force: bool = False,
 ) -> Path:
     """Write the drafter in `drafter_dir` (made by `save_drafter`) for servers of the target in directory
@@ -73,13 +86,46 @@ def export_hf(
     `facts` says where it comes from; every key but the first two may be missing: `target_model` (hub id or
     path that servers load), `num_speculative_tokens` (tuned K), `target_revision`, `license`, `recipe`,
     `candidate`, `run_id`, `serving` (the recipe's block) and `evaluation` (evaluation.json). `calibration`
-    are token id sequences of the workload; random ids stand in where there are none. The directory appears
-    whole or not at all. Raises `UserError` for a name that vLLM misreads, a directory in the way that is no
-    export of ours (unless `force`), a target without tokenizer files and a drafter that does not belong to
-    it.
+    are token id sequences of the workload; random ids stand in where there are none. `target_gguf` is the GGUF
+    that llama.cpp serves the target from. The directory appears whole or not at all. Raises `UserError` as
+    `check_out_dir` does, for a target without tokenizer files and for a drafter that does not belong to it.
     """
     out_dir = Path(out_dir).resolve()
     check_out_dir(out_dir, force)
+    notes: dict[str, Any] = {}
+
+    def fill(folder: Path) -> None:
+        built = build_hf(drafter_dir, target, folder, facts, calibration)
+        checks = check_pair(target, folder, out_dir)
+        notes.update(expansion=built.expansion, checks=[asdict(check) for check in checks])
+        files = serve_files(
+            facts,
+            target=servable(facts, target),
+            dtype=built.dtype,
+            target_gguf=None if target_gguf is None else str(target_gguf.resolve()),
+            refused=refused_by(checks),
+            tensor_parallel=tensor_parallel_sizes(read_side(target), read_side(folder)),
+            token_map=None if built.vocab is None else TOKEN_MAP,
+        )
+        write_texts(folder, {"README.md": model_card(redacted(dict(facts)), built.expansion, out_dir.name)})
+        write_texts(folder / "serve", files)
+        if built.vocab is not None:
+            torch.save(built.vocab, folder / "serve" / TOKEN_MAP)
+
+    write_export(
+        out_dir, "hf", facts=facts, vocabulary=vocabulary(target), notes=notes, fill=fill, force=force
+    )
+    return out_dir
+
+
+def build_hf(
+    drafter_dir: Path,
+    target: Path,
+    folder: Path,
+    facts: Mapping[str, Any],
+    calibration: Sequence[Sequence[int]] = (),
+) -> Built:
+    """Fill `folder` with weights, configs and tokenizer as servers of `target` demand them."""
     target_config = _target_config(target)
     tokenizer_files = [Path(target) / name for name in TOKENIZER_FILES if (Path(target) / name).is_file()]
     if not {file.name for file in tokenizer_files} & {"tokenizer.json", "tokenizer.model", "vocab.json"}:
@@ -87,63 +133,30 @@ def export_hf(
             f"The target in {target} has no tokenizer files, without which no server loads its drafter."
         )
     drafter = load_drafter(drafter_dir, "cpu")
+    vocab = None if drafter.vocab is None else drafter.vocab.tolist()
     expansion = expand_vocabulary(
         drafter, int(target_config["vocab_size"]), target_config["eos"], calibration
     )
     _adopt(drafter.model, target_config)
-    num_speculative_tokens = int(facts["num_speculative_tokens"])
     generation = {
         **{f"{name}_token_id": target_config[name] for name in ("bos", "eos", "pad")},
-        "num_assistant_tokens": num_speculative_tokens,
+        "num_assistant_tokens": int(facts["num_speculative_tokens"]),
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0.0,
     }
-
-    def write(folder: Path) -> None:
+    with without_bars():
         drafter.model.save_pretrained(folder)
-        write_json(folder / "generation_config.json", generation)
-        for file in tokenizer_files:
-            shutil.copyfile(file, folder / file.name)
-        known = redacted(dict(facts))
-        (folder / "README.md").write_text(model_card(known, asdict(expansion), out_dir.name), "utf-8")
-        commands = serve_files(
-            _servable(str(facts["target_model"]), Path(target)),
-            num_speculative_tokens,
-            facts.get("serving") or {},
-            str(drafter.model.dtype).removeprefix("torch."),
-        )
-        for name, text in commands.items():
-            script = folder / "serve" / name
-            script.parent.mkdir(exist_ok=True)
-            script.write_text(text, "utf-8")
-        files = {
-            str(file.relative_to(folder)): sha256_file(file)
-            for file in sorted(folder.rglob("*"))
-            if file.is_file()
-        }
-        manifest = {"format": FORMAT, "facts": known, "expansion": asdict(expansion), "files": files}
-        write_json(folder / "manifest.json", manifest)
-
-    replace_directory(out_dir, write)
-    return out_dir
+    write_json(folder / "generation_config.json", generation)
+    for file in tokenizer_files:
+        shutil.copyfile(file, folder / file.name)
+    return Built(asdict(expansion), str(drafter.model.dtype).removeprefix("torch."), vocab)
 
 
-def check_out_dir(out_dir: Path, force: bool) -> None:
-    """`UserError` when `out_dir` has a name that vLLM misreads, or holds something that is no export of
-    ours.
-    """
-    for name in MISREAD_NAMES:
-        if name in str(out_dir).lower():
-            raise UserError(
-                f"vLLM would take a drafter in {out_dir} for another kind, as the path contains {name!r}: "
-                "choose another directory."
-            )
-    if out_dir.is_symlink() or (out_dir.exists() and not out_dir.is_dir()):
-        raise UserError(f"{out_dir} is in the way: it is no directory.")
-    if out_dir.is_dir() and any(out_dir.iterdir()) and not force and not _is_export(out_dir):
-        raise UserError(
-            f"{out_dir} holds something that is no export of this tool: choose another, or remove it."
-        )
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write each text under its name in `folder`, which is made where missing."""
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, "utf-8")
 
 
 def expand_vocabulary(
@@ -262,17 +275,10 @@ def _target_config(target: Path) -> dict[str, Any]:
     }
 
 
-def _servable(target_model: str, target_dir: Path) -> str:
+def servable(facts: Mapping[str, Any], target_dir: Path) -> str:
     """The name under which a server finds the target: its hub id, or (a path, a GGUF in a package) its
     directory.
     """
-    is_hub_id = target_model.count("/") == 1 and not target_model.startswith(("package:", ".", "/", "~"))
-    return target_model if is_hub_id and not Path(target_model).exists() else str(target_dir.resolve())
-
-
-def _is_export(directory: Path) -> bool:
-    try:
-        manifest = json.loads((directory / "manifest.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and str(manifest.get("format", "")).startswith("draft-distill/")
+    model = str(facts["target_model"])
+    is_hub_id = model_form(model) == "hub"
+    return model if is_hub_id else str(target_dir.resolve())

@@ -1,0 +1,188 @@
+"""`distill export CANDIDATE --out DIR`: a registered drafter with all that is known of it, written, and proven
+where that is asked for.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data.files import write_json
+from distill.context import Run
+from distill.export import Format
+from distill.export.record import candidate_record
+from distill.recipe import Recipe
+from distill.resolve import gguf_file
+from distill.stages import Say
+from distill.tracking import resolve_candidate
+
+PROMPTS, TRANSFORMERS_PROMPTS, NEW_TOKENS = 10, 3, 48
+"""A proof in llama.cpp and one in transformers ask this many test prompts, of known templates first, for at most
+this many tokens each.
+"""
+
+
+@dataclass
+class Source:
+    """A registered drafter, its target and its workload. What is heavy is made on first use."""
+
+    run: Run
+    drafter: Path
+    facts: dict[str, Any]
+
+    @property
+    def target_gguf(self) -> Path | None:
+        return gguf_file(self.run.recipe.target.model)
+
+    @cached_property
+    def calibration(self) -> list[list[int]]:
+        """Token ids of the workload: samples of the select split where they are on this machine, else
+        prompts.
+        """
+        if self.run.stages["sample"].manifest() is not None:
+            return [record.input_ids for record in self.run.samples.where(split="select")]
+        return [ids for prompt, ids in self.run.prompts if prompt.split == "select"]
+
+    @cached_property
+    def test_prompts(self) -> list[list[int]]:
+        """Token ids of test prompts, of known templates as far as they go."""
+        test = [(prompt, ids) for prompt, ids in self.run.prompts if prompt.split == "test"]
+        test.sort(key=lambda pair: not pair[0].seen_template)  # stable: known templates first
+        return [ids for _, ids in test[:PROMPTS]]
+
+
+def open_source(reference: str, runs_dir: Path, say: Say, stack: ExitStack) -> Source:
+    """Find a candidate in MLflow: its files, its recipe and its measures. `UserError` where one is missing."""
+    drafter = resolve_candidate(reference, runs_dir)
+    record = candidate_record(drafter.name, runs_dir)
+    recipe = Recipe.model_validate({"name": record.recipe_name, **record.recipe})
+    facts = facts_of(recipe, record.evaluation, record.run_id)
+    facts |= {"candidate": reference, "model_id": drafter.name}
+    return Source(Run(recipe, runs_dir, say, stack), drafter, facts)
+
+
+def facts_of(recipe: Recipe, evaluation: dict[str, Any], run_id: str) -> dict[str, Any]:
+    """What an export says of where a drafter comes from, and the K that was tuned for it."""
+    return {
+        "target_model": recipe.target.model,
+        "target_revision": recipe.target.revision,
+        "recipe": recipe.name,
+        "run_id": run_id,
+        "num_speculative_tokens": evaluation["best"]["fixed_num_speculative_tokens"],
+        "serving": evaluation["serving"],
+        "evaluation": evaluation,
+    }
+
+
+def export(
+    reference: str, kind: Format, out_dir: Path, runs_dir: Path, *, force: bool, verify: bool, say: Say
+) -> dict[str, Any]:
+    """Write candidate `reference` in format `kind` to `out_dir`, and prove it there where `verify`.
+
+    Returns {"directory", "format", "verification" (None without `verify`), "commands"}. Raises `UserError` for
+    what the user can mend: no such candidate, a directory in the way, a missing package.
+    """
+    from distill.export.directory import check_out_dir
+
+    out_dir = out_dir.absolute()
+    check_out_dir(out_dir, force)
+    with ExitStack() as stack:
+        source = open_source(reference, runs_dir, say, stack)
+        write(source, kind, out_dir, force=force)
+        say(f"export: {source.facts['candidate']} as {kind} in {out_dir}")
+        proof = None
+        if verify:
+            say("export: loading it again and decoding with it")
+            proof = prove(source, kind, out_dir)
+            write_json(out_dir / "verification.json", proof)
+    return {
+        "directory": str(out_dir),
+        "format": kind,
+        "verification": proof,
+        "commands": commands(kind, out_dir),
+    }
+
+
+def write(source: Source, kind: Format, out_dir: Path, *, force: bool) -> None:
+    """Write one format."""
+    from distill.export.gguf import export_gguf
+    from distill.export.hf import export_hf
+
+    exporter = {"hf": export_hf, "gguf": export_gguf}[kind]
+    exporter(
+        source.drafter,
+        source.run.target_folder,
+        out_dir,
+        facts=source.facts,
+        calibration=source.calibration,
+        target_gguf=source.target_gguf,
+        force=force,
+    )
+
+
+def prove(source: Source, kind: Format, out_dir: Path) -> dict[str, Any]:
+    """What `verification.json` holds: the proof of one format, and its faults in sentences (none: proven)."""
+    from distill.export.verify import same_logits, verify_gguf, verify_hf
+
+    target = source.run.target_folder
+    if kind == "gguf":
+        return verify_gguf(
+            out_dir,
+            source.drafter,
+            target,
+            source.target_gguf,
+            source.test_prompts,
+            num_speculative_tokens=int(source.facts["num_speculative_tokens"]),
+            max_new_tokens=NEW_TOKENS,
+            eos_ids=source.run.target.eos_ids,
+            seed=source.run.recipe.seed,
+        )
+    texts = [source.run.target.tokenizer.decode(ids) for ids in source.test_prompts[:TRANSFORMERS_PROMPTS]]
+    same = same_logits(out_dir, source.drafter, source.test_prompts)
+    found = verify_hf(out_dir, target, texts, NEW_TOKENS)
+    faults = [] if same else ["the exported drafter's logits are not the trained drafter's"]
+    if found.identical < found.prompts:
+        different = found.prompts - found.identical
+        faults.append(f"transformers: {different} of {found.prompts} texts differ from plain decoding")
+    if found.tokens_per_target_call <= 1:
+        faults.append("transformers accepted no drafted token")
+    return {"same_logits": same, **asdict(found), "faults": faults}
+
+
+def commands(kind: Format, out_dir: Path) -> list[str]:
+    """The shell lines that serve the export and read the acceptance back, for what is installed here.
+
+    The scripts look for llama-server, else for the wheel xllamacpp in the Python that comes first on the path:
+    ours, where that has it.
+    """
+    serve = out_dir / "serve"
+    prefix = (
+        "" if shutil.which("llama-server") else f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "
+    )
+    ask = f"{shlex.quote(sys.executable)} {shlex.quote(str(serve / 'ask.py'))}"
+    return [f"{prefix}sh {shlex.quote(str(serve / 'llama-cpp.sh'))} &", ask]
+
+
+def report(answer: dict[str, Any]) -> str:
+    """What `export` did, in lines for the terminal."""
+    lines = [f"Exported to {answer['directory']}"]
+    if (proof := answer["verification"]) is not None:
+        lines += [f"NOT PROVEN, {fault}" for fault in proof["faults"]] or ["Proven: see verification.json"]
+        lines += [
+            f"  {name}: accepted {run['accepted']} of {run['drafted']} drafted tokens "
+            f"({run['acceptance_rate']:.3f}), {run['identical']} of {run['prompts']} texts are plain decoding's, "
+            f"{run['near_ties']} near ties, {run['speedup']['mean']:.2f}x "
+            f"[{run['speedup']['low']:.2f}, {run['speedup']['high']:.2f}] "
+            f"({run['plain_tokens_per_second']:.1f} -> {run['tokens_per_second']:.1f} tokens/s)"
+            for name, run in proof.get("races", {}).items()
+        ]
+        lines += [proof["verdict"]] if "verdict" in proof else []
+    return "\n".join(
+        [*lines, "Serve it with llama.cpp, ask it, and read the acceptance back:", *answer["commands"]]
+    )
