@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from evaluation.decoder.sampling import SamplingOptions, draw, probabilities
+from evaluation.decoder.noise import invert
+from evaluation.decoder.sampling import SamplingOptions, probabilities
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,7 +107,7 @@ def score(
             draft_probs = full.index_copy_(1, drafter.vocab.cpu(), draft_probs)
         favour = draft_probs / target_probs  # inf where only the draft can; nan (0 / 0) comes last, massless
         found.append(places(target_probs, favour, flat[block], noise[0, block]))
-        drawn.append(places(target_probs, favour, draw(draft_probs, noise[1, block]), noise[2, block]))
+        drawn.append(places(target_probs, favour, invert(draft_probs, noise[1, block]), noise[2, block]))
         distances.append((target_probs - draft_probs).clamp(min=0).sum(-1))
     shape = tokens[:, 1:].shape
     distance = float(torch.cat(distances).double().mean())

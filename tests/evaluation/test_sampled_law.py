@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from evaluation.decoder.drafters import DraftModel
-from evaluation.decoder.sampling import SamplingOptions, draw, probabilities
+from evaluation.decoder.noise import invert
+from evaluation.decoder.sampling import SamplingOptions, probabilities
 from evaluation.sampled_law import (
     CELLS,
     Scored,
@@ -67,7 +68,7 @@ def texts_from(law: str, target: torch.nn.Module, draft: torch.nn.Module, count:
     with torch.inference_mode():
         for _ in range(9):
             probs = probabilities(model(tokens).logits[:, -1], SamplingOptions(1.0))
-            token = draw(probs, torch.rand(count, generator=generator, dtype=torch.float64))
+            token = invert(probs, torch.rand(count, generator=generator, dtype=torch.float64))
             tokens = torch.cat((tokens, token[:, None]), 1)
     return tokens[:, 3:].tolist()
 
