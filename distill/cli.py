@@ -94,6 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
+    bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
+    bench.add_argument("what", choices=["decoder"])
+    bench.add_argument("recipe", nargs="?", default="smollm2-135m", help="whose trained pair (smollm2-135m)")
+    bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    bench.set_defaults(command=_bench)
     return parser
 
 
@@ -200,6 +205,16 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         else:
             print("no candidates yet: `make distill` makes the first")
     return to_json(groups), 0
+
+
+def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.bench.command import bench, report
+    from distill.recipe import load_recipe
+
+    answer = bench(load_recipe(options.recipe), runs_folder(), say=_say)
+    if not options.json:
+        print(report(answer))
+    return answer, 0
 
 
 def _say(text: str) -> None:
