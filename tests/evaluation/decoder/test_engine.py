@@ -46,8 +46,9 @@ def drafting_model(kind: str, target):
     return model, vocab
 
 
-@pytest.mark.parametrize("options", [GREEDY, PENALISED], ids=["plain", "penalised"])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize(
+    ("count", "options"), [*((count, GREEDY) for count in range(1, 9)), (2, PENALISED), (5, PENALISED)]
+)
 @pytest.mark.parametrize("kind", ["other", "relative", "ngram", "self", "reduced"])
 def test_speculative_greedy_equals_plain(kind: str, count: int, options: SamplingOptions) -> None:
     target = llama(0)
@@ -62,7 +63,7 @@ def test_speculative_greedy_equals_plain(kind: str, count: int, options: Samplin
     else:
         assert account.accepted < account.drafted  # the drafter is really another one
     if kind == "relative":
-        assert 0.2 < account.accepted / account.drafted < 0.9
+        assert 0.3 < account.conditional_acceptance[0] < 0.95
 
 
 def test_penalties_and_bias_change_the_answer() -> None:

@@ -35,8 +35,8 @@ def llama(seed: int = 0, **changes: object) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**SHAPE, **changes})).eval()
 
 
-def relative(model: PreTrainedModel, spread: float = 0.12, seed: int = 0) -> PreTrainedModel:
-    """A model that often agrees with `model`: the same weights with noise of `spread` times their own spread."""
+def relative(model: PreTrainedModel, spread: float = 0.05, seed: int = 0) -> PreTrainedModel:
+    """A model that often agrees with `model`: its weights with noise of `spread` times their own."""
     generator = torch.Generator().manual_seed(seed)
     copied = copy.deepcopy(model)
     with torch.no_grad():
