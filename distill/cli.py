@@ -111,9 +111,7 @@ def _recipe_command(commands: Any, name: str, text: str) -> argparse.ArgumentPar
 
 def _export_options(command: argparse.ArgumentParser) -> None:
     """A place of the user's own for the export, which may then be any registered candidate."""
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help="write here, not in the stage's folder"
-    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="write here, not in the stage's folder")
     command.add_argument("--format", choices=FORMATS, default="hf", help="with --out: what to write (hf)")
     command.add_argument("--force", action="store_true", help="with --out: replace an earlier export there")
     command.add_argument(

@@ -6,7 +6,6 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-
 Format = Literal["hf", "gguf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
