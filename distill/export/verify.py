@@ -5,7 +5,7 @@ plain decoding.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,11 +195,11 @@ def verify_gguf(
         "num_speculative_tokens": num_speculative_tokens,
         "races": shown,
         "faults": faults,
-        "verdict": verdict(as_served, *(path.name for path in pairs["as served"]), num_speculative_tokens),
+        "verdict": verdict(as_served, shown["as served"], num_speculative_tokens),
     }
 
 
-def verdict(run: Race, target: str, draft: str, num_speculative_tokens: int) -> str:
+def verdict(run: Race, files: Mapping[str, Any], num_speculative_tokens: int) -> str:
     """Does llama.cpp get faster with the pair as served? Below 1, or where the interval includes 1, why
     not.
     """
@@ -207,7 +207,7 @@ def verdict(run: Race, target: str, draft: str, num_speculative_tokens: int) -> 
     measured = (
         f"{speedup['mean']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}] its own plain speed "
         f"({run.plain_tokens_per_second:.1f} -> {run.tokens_per_second:.1f} tokens/s, {run.prompts} prompts, "
-        f"{target} with {draft}, K = {num_speculative_tokens})"
+        f"{files['target']} with {files['draft']}, K = {num_speculative_tokens})"
     )
     if speedup["low"] > 1:
         return f"llama.cpp is faster with this drafter: {measured}."

@@ -224,9 +224,12 @@ RACE = Race(
 )
 
 
+FILES = {"target": "t.gguf", "draft": "d.gguf"}
+
+
 def test_the_verdict_says_slower_where_it_is_and_why() -> None:
-    assert "is faster" in verdict(RACE, "t", "d", 4)
-    unsure = verdict(replace(RACE, speedup={"mean": 1.1, "low": 0.9, "high": 1.3}), "t", "d", 4)
+    assert "is faster" in verdict(RACE, FILES, 4)
+    unsure = verdict(replace(RACE, speedup={"mean": 1.1, "low": 0.9, "high": 1.3}), FILES, 4)
     assert "not clearly faster" in unsure and "2.00 tokens" in unsure
     slower = verdict(
         replace(RACE, speedup={"mean": 0.7, "low": 0.6, "high": 0.8}, round_cost=2.9), "t", "d", 4
