@@ -47,7 +47,12 @@ def print_summary(result: "Result") -> None:
             markup=False,
         )
     if "export" in result.outcomes:
-        console.print(f"Ready to serve: {result.outcomes['export'].stage.directory / 'hf'}", markup=False)
+        from distill.export.command import commands
+
+        folder = result.outcomes["export"].stage.directory / "hf"
+        console.print(f"Ready to serve: {folder}; with llama.cpp, for instance:", markup=False)
+        for line in commands(folder):
+            console.print(f"  {line}", markup=False, soft_wrap=True)
     if (verified := result.read("export", "verification.json")) is not None:
         equal = f"{verified['identical']} of {verified['prompts']} outputs equal plain decoding"
         per_call = f"{verified['tokens'] / verified['target_calls']:.2f} tokens per target call"

@@ -1,7 +1,7 @@
 """Ask llama.cpp's server over HTTP and read the acceptance back: python ask.py [--url URL] [PROMPT].
 
-A copy stands in the `serve` folder of an export; it needs nothing but Python. Exits 1 where the server did not
-speculate.
+A copy stands in the `serve` folder of an export; it needs nothing but Python. Exits 1 where the server did
+not speculate.
 """
 
 import argparse

@@ -12,9 +12,9 @@ from evaluation.measures import headline_acceptance, machine_label, serving_labe
 
 _SERVE = {
     "hf": [
-        "`serve/` holds ready scripts for vLLM (`sh serve/vllm.sh`), SGLang, TensorRT-LLM, llama.cpp, OpenVINO "
-        "GenAI and transformers; `serve/servers.json` lists them, and says of a server that is missing why. "
-        "In transformers:",
+        "`serve/` holds ready scripts for vLLM (`sh serve/vllm.sh`), SGLang, TensorRT-LLM, llama.cpp, "
+        "OpenVINO GenAI and transformers; `serve/servers.json` lists them, and says of a server that is "
+        "missing why. In transformers:",
         "",
         "```python",
         'draft = AutoModelForCausalLM.from_pretrained("THIS DIRECTORY", dtype=target.dtype)',

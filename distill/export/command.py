@@ -1,5 +1,5 @@
-"""`distill export CANDIDATE --out DIR`: a registered drafter with all that is known of it, written, and proven
-where that is asked for.
+"""`distill export CANDIDATE --out DIR`: a registered drafter with all that is known of it, written, and
+proven where that is asked for.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from distill.stages import Say
 from distill.tracking import resolve_candidate
 
 PROMPTS, TRANSFORMERS_PROMPTS, NEW_TOKENS = 10, 3, 48
-"""A proof in llama.cpp and one in transformers ask this many test prompts, of known templates first, for at most
-this many tokens each.
+"""A proof in llama.cpp and one in transformers ask this many test prompts, of known templates first, for at
+most this many tokens each.
 """
 
 
@@ -58,7 +58,9 @@ class Source:
 
 
 def open_source(reference: str, runs_dir: Path, say: Say, stack: ExitStack) -> Source:
-    """Find a candidate in MLflow: its files, its recipe and its measures. `UserError` where one is missing."""
+    """Find a candidate in MLflow: its files, its recipe and its measures. `UserError` where one is
+    missing.
+    """
     drafter = resolve_candidate(reference, runs_dir)
     record = candidate_record(drafter.name, runs_dir)
     recipe = Recipe.model_validate({"name": record.recipe_name, **record.recipe})
@@ -85,8 +87,8 @@ def export(
 ) -> dict[str, Any]:
     """Write candidate `reference` in format `kind` to `out_dir`, and prove it there where `verify`.
 
-    Returns {"directory", "format", "verification" (None without `verify`), "commands"}. Raises `UserError` for
-    what the user can mend: no such candidate, a directory in the way, a missing package.
+    Returns {"directory", "format", "verification" (None without `verify`), "commands"}. Raises `UserError`
+    for what the user can mend: no such candidate, a directory in the way, a missing package.
     """
     from distill.export.directory import check_out_dir
 
@@ -105,7 +107,7 @@ def export(
         "directory": str(out_dir),
         "format": kind,
         "verification": proof,
-        "commands": commands(kind, out_dir),
+        "commands": commands(out_dir),
     }
 
 
@@ -155,11 +157,11 @@ def prove(source: Source, kind: Format, out_dir: Path) -> dict[str, Any]:
     return {"same_logits": same, **asdict(found), "faults": faults}
 
 
-def commands(kind: Format, out_dir: Path) -> list[str]:
+def commands(out_dir: Path) -> list[str]:
     """The shell lines that serve the export and read the acceptance back, for what is installed here.
 
-    The scripts look for llama-server, else for the wheel xllamacpp in the Python that comes first on the path:
-    ours, where that has it.
+    The scripts look for llama-server, else for the wheel xllamacpp in the Python that comes first on the
+    path: ours, where that has it.
     """
     serve = out_dir / "serve"
     prefix = (
@@ -176,8 +178,8 @@ def report(answer: dict[str, Any]) -> str:
         lines += [f"NOT PROVEN, {fault}" for fault in proof["faults"]] or ["Proven: see verification.json"]
         lines += [
             f"  {name}: accepted {run['accepted']} of {run['drafted']} drafted tokens "
-            f"({run['acceptance_rate']:.3f}), {run['identical']} of {run['prompts']} texts are plain decoding's, "
-            f"{run['near_ties']} near ties, {run['speedup']['mean']:.2f}x "
+            f"({run['acceptance_rate']:.3f}), {run['identical']} of {run['prompts']} texts are plain "
+            f"decoding's, {run['near_ties']} near ties, {run['speedup']['mean']:.2f}x "
             f"[{run['speedup']['low']:.2f}, {run['speedup']['high']:.2f}] "
             f"({run['plain_tokens_per_second']:.1f} -> {run['tokens_per_second']:.1f} tokens/s)"
             for name, run in proof.get("races", {}).items()

@@ -1,4 +1,6 @@
-"""The directory of an export: whole or not at all, never over something else, with a manifest of what is in it."""
+"""The directory of an export: whole or not at all, never over something else, with a manifest of what is in
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from data.files import canonical_hash, replace_directory, sha256_file, write_json
+from data.files import replace_directory, sha256_file, write_json
 from distill.redact import redacted
 from evaluation.measures import best_decode, headline_acceptance, machine_label
 
@@ -45,7 +47,6 @@ def write_export(
     kind: str,
     *,
     facts: Mapping[str, Any],
-    vocabulary: Mapping[str, int],
     notes: Mapping[str, Any],
     fill: Callable[[Path], None],
     force: bool,
@@ -53,9 +54,9 @@ def write_export(
     """Let `fill` write the files of an export of format `kind`, add manifest.json, and put all of it at
     `out_dir` at once.
 
-    The manifest holds the sha256 of every file, where the drafter comes from (`facts`, without secrets), a
-    hash of the vocabulary (token text to id), what was measured, and `notes` of the format. Raises `UserError`
-    as `check_out_dir` does.
+    The manifest holds the sha256 of every file, where the drafter comes from (`facts`, without secrets),
+    what was measured, and `notes` of the format, read after `fill`. Raises `UserError` as `check_out_dir`
+    does.
     """
     check_out_dir(out_dir, force)
 
@@ -71,7 +72,6 @@ def write_export(
             "format": FORMAT,
             "kind": kind,
             "facts": known,
-            "vocabulary": vocabulary_hash(vocabulary),
             "measured": measured(facts.get("evaluation") or {}),
             "files": files,
             **notes,
@@ -79,11 +79,6 @@ def write_export(
         write_json(folder / MANIFEST, manifest)
 
     replace_directory(out_dir, write)
-
-
-def vocabulary_hash(vocabulary: Mapping[str, int]) -> str:
-    """16 hex digits that are equal for two vocabularies with the same texts under the same ids."""
-    return canonical_hash(dict(vocabulary))
 
 
 def measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from data.errors import UserError
 from distill.export.card import model_card
 from distill.export.directory import check_out_dir, write_export
 from distill.export.hf import build_hf, servable, write_texts
-from distill.export.pair import Check, check_gguf_pair, refused_by, vocabulary
+from distill.export.pair import Check, check_gguf_pair, refused_by, vocabulary, vocabulary_hash
 from distill.export.serve import gguf_serve_files
 from distill.redact import redacted
 
@@ -44,8 +44,8 @@ def export_gguf(
     """Write the drafter in `drafter_dir` as GGUF files for llama.cpp; arguments as `export_hf` has them.
 
     `target_gguf` is the GGUF that the target is served from; without one the target is converted too. The
-    drafter comes losslessly, as bf16, q8_0 and q4_0. Raises `UserError` where the converter is missing or does
-    not know the model, and where llama.cpp would serve the pair without speculation.
+    drafter comes losslessly, as bf16, q8_0 and q4_0. Raises `UserError` where the converter is missing or
+    does not know the model, and where llama.cpp would serve the pair without speculation.
     """
     out_dir = Path(out_dir).resolve()
     check_out_dir(out_dir, force)
@@ -77,16 +77,9 @@ def export_gguf(
             )
             write_texts(out / "serve", files)
             notes["checks"] = [asdict(check) for check in checks]
+            notes["vocabulary"] = vocabulary_hash(vocabulary(target))
 
-        write_export(
-            out_dir,
-            "gguf",
-            facts=facts,
-            vocabulary=vocabulary(target),
-            notes=notes,
-            fill=fill,
-            force=force,
-        )
+        write_export(out_dir, "gguf", facts=facts, notes=notes, fill=fill, force=force)
     return out_dir
 
 
@@ -170,5 +163,6 @@ def raise_if_refused(checks: Sequence[Check]) -> None:
     if refused:
         broken = next(check for check in checks if not check.ok)
         raise UserError(
-            f"llama.cpp would serve this pair without speculation, as it checks {broken.rule!r}: {broken.found}."
+            f"llama.cpp would serve this pair without speculation, as it checks {broken.rule!r}: "
+            f"{broken.found}."
         )

@@ -20,7 +20,14 @@ from data.errors import UserError
 from data.files import write_json
 from distill.export.card import model_card
 from distill.export.directory import check_out_dir, write_export
-from distill.export.pair import check_pair, read_side, refused_by, tensor_parallel_sizes, vocabulary
+from distill.export.pair import (
+    check_pair,
+    read_side,
+    refused_by,
+    tensor_parallel_sizes,
+    vocabulary,
+    vocabulary_hash,
+)
 from distill.export.serve import serve_files
 from distill.identity import model_form
 from distill.models import load_drafter, without_bars
@@ -86,9 +93,10 @@ def export_hf(
     `facts` says where it comes from; every key but the first two may be missing: `target_model` (hub id or
     path that servers load), `num_speculative_tokens` (tuned K), `target_revision`, `license`, `recipe`,
     `candidate`, `run_id`, `serving` (the recipe's block) and `evaluation` (evaluation.json). `calibration`
-    are token id sequences of the workload; random ids stand in where there are none. `target_gguf` is the GGUF
-    that llama.cpp serves the target from. The directory appears whole or not at all. Raises `UserError` as
-    `check_out_dir` does, for a target without tokenizer files and for a drafter that does not belong to it.
+    are token id sequences of the workload; random ids stand in where there are none. `target_gguf` is the
+    GGUF that llama.cpp serves the target from. The directory appears whole or not at all. Raises `UserError`
+    as `check_out_dir` does, for a target without tokenizer files and for a drafter that does not belong to
+    it.
     """
     out_dir = Path(out_dir).resolve()
     check_out_dir(out_dir, force)
@@ -97,7 +105,11 @@ def export_hf(
     def fill(folder: Path) -> None:
         built = build_hf(drafter_dir, target, folder, facts, calibration)
         checks = check_pair(target, folder, out_dir)
-        notes.update(expansion=built.expansion, checks=[asdict(check) for check in checks])
+        notes.update(
+            expansion=built.expansion,
+            vocabulary=vocabulary_hash(vocabulary(target)),
+            checks=[asdict(check) for check in checks],
+        )
         files = serve_files(
             facts,
             target=servable(facts, target),
@@ -112,9 +124,7 @@ def export_hf(
         if built.vocab is not None:
             torch.save(built.vocab, folder / "serve" / TOKEN_MAP)
 
-    write_export(
-        out_dir, "hf", facts=facts, vocabulary=vocabulary(target), notes=notes, fill=fill, force=force
-    )
+    write_export(out_dir, "hf", facts=facts, notes=notes, fill=fill, force=force)
     return out_dir
 
 

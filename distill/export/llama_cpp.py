@@ -1,7 +1,7 @@
 """llama.cpp itself, out of the wheel xllamacpp, asked over HTTP: is speculation on, right, and faster?
 
-The servers run in processes of their own, started by the script that an export carries, so that what is proven
-is what a user starts.
+The servers run in processes of their own, started by the script that an export carries, so that what is
+proven is what a user starts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,12 +31,31 @@ TOP = 10  # most likely ids whose log-probabilities are compared at a divergence
 
 
 @dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Run only in here: an idle server's threads spin for a while and slow down the one that is timed."""
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGSTOP)
+
+
+@dataclass(frozen=True)
 class Completion:
     """What one request gave."""
 
     tokens: list[int]
     seconds: float
     """Of decoding after the prompt, by llama.cpp's own clock."""
+    prompt_seconds: float
+    """Of reading one token of the prompt, many at a time."""
     drafted: int
     accepted: int
 
@@ -57,6 +77,10 @@ class Race:
     """mean, low and high: plain over speculative seconds for the same tokens, bootstrapped over prompts."""
     round_cost: float
     """Seconds of a round over those of a plain step."""
+    wide_cost: float
+    """Seconds of one token in a wide forward (the prompt's) over those of a plain step: the least that
+    checking one more draft costs.
+    """
 
     @property
     def acceptance_rate(self) -> float:
@@ -80,8 +104,10 @@ def require_server() -> None:
 
 
 @contextlib.contextmanager
-def serving(target: Path, draft: Path | None = None, num_speculative_tokens: int = 0) -> Iterator[str]:
-    """Serve a target, plainly or with a drafter, and give the address; `UserError` where it does not start."""
+def serving(target: Path, draft: Path | None = None, num_speculative_tokens: int = 0) -> Iterator[Server]:
+    """Serve a target, plainly or with a drafter, and give the address; `UserError` where it does not
+    start.
+    """
     command = [sys.executable, str(SERVER), "-m", str(target), "--port", "0"]
     if draft is not None:
         command += ["-md", str(draft), "--spec-type", "draft-simple"]
@@ -98,8 +124,9 @@ def serving(target: Path, draft: Path | None = None, num_speculative_tokens: int
                 log.seek(0)
                 said = log.read().strip().splitlines() or ["no message"]
                 raise UserError(f"llama.cpp does not serve {target.name}: {said[-1]}")
-            yield line.removeprefix("listening on ").strip()
+            yield Server(line.removeprefix("listening on ").strip(), process)
         finally:
+            process.send_signal(signal.SIGCONT)  # a stopped process would not hear the next signal
             process.terminate()
             try:
                 process.wait(STOP_SECONDS)
@@ -114,6 +141,7 @@ def complete(url: str, prompt: Sequence[int], max_new_tokens: int) -> Completion
     return Completion(
         tokens=answer["tokens"],
         seconds=timings["predicted_ms"] / 1e3,
+        prompt_seconds=timings["prompt_ms"] / 1e3 / max(1, timings["prompt_n"]),
         drafted=timings.get("draft_n", 0),
         accepted=timings.get("draft_n_accepted", 0),
     )
@@ -129,19 +157,24 @@ def race(
     seed: int,
 ) -> Race:
     """Both servers on the same prompts, in turns; who goes first changes from prompt to prompt."""
-    with serving(target) as plain_url, serving(target, draft, num_speculative_tokens) as url:
-        for each in (plain_url, url):  # the first request is slower, whoever answers it
-            complete(each, prompts[0], min(8, max_new_tokens))
+    with serving(target) as plain_server, serving(target, draft, num_speculative_tokens) as server:
+        for each in (plain_server, server):  # the first request is slower, whoever answers it
+            with each.awake():
+                complete(each.url, prompts[0], min(8, max_new_tokens))
         pairs = []
         for number, prompt in enumerate(prompts):
-            turns = (plain_url, url) if number % 2 == 0 else (url, plain_url)
-            found = {each: complete(each, prompt, max_new_tokens) for each in turns}
-            pairs.append((found[plain_url], found[url]))
+            found = {}
+            for each in (plain_server, server) if number % 2 == 0 else (server, plain_server):
+                with each.awake():
+                    found[each.url] = complete(each.url, prompt, max_new_tokens)
+            pairs.append((found[plain_server.url], found[server.url]))
         identical = sum(plain.tokens == ours.tokens for plain, ours in pairs)
-        near_ties = sum(
-            plain.tokens != ours.tokens and is_near_tie(plain_url, prompt, plain.tokens, ours.tokens)
-            for prompt, (plain, ours) in zip(prompts, pairs, strict=True)
-        )
+        with plain_server.awake():
+            near_ties = sum(
+                plain.tokens != ours.tokens
+                and is_near_tie(plain_server.url, prompt, plain.tokens, ours.tokens)
+                for prompt, (plain, ours) in zip(prompts, pairs, strict=True)
+            )
     plain_seconds, seconds = (np.array([pair[side].seconds for pair in pairs]) for side in (0, 1))
     plain_tokens, tokens = (np.array([len(pair[side].tokens) for pair in pairs], float) for side in (0, 1))
     accepted = sum(ours.accepted for _, ours in pairs)
@@ -156,6 +189,7 @@ def race(
         plain_tokens_per_second=float(1 / step),
         tokens_per_second=float(tokens.sum() / seconds.sum()),
         speedup=bootstrap_ratio(plain_seconds / plain_tokens * tokens, seconds, seed=seed),
+        wide_cost=float(np.median([plain.prompt_seconds for plain, _ in pairs]) / step),
         round_cost=float(seconds.sum() / (tokens.sum() - accepted) / step),
     )
 
@@ -163,9 +197,10 @@ def race(
 def is_near_tie(url: str, prompt: Sequence[int], plain: Sequence[int], speculative: Sequence[int]) -> bool:
     """Do two greedy texts part only where rounding decides?
 
-    A verify forward is wider than a plain step, and rounds otherwise. That noise is measured at the divergence,
-    as the largest difference in log-probability between a wide forward (the text read as a prompt) and a step
-    of width 1; two ids within a few times of it are a tie. Texts of which one is the other's beginning are none.
+    A verify forward is wider than a plain step, and rounds otherwise. That noise is measured at the
+    divergence, as the largest difference in log-probability between a wide forward (the text read as a
+    prompt) and a step of width 1; two ids within a few times of it are a tie. Texts of which one is the
+    other's beginning are none.
     """
     shared = next((i for i, (a, b) in enumerate(zip(plain, speculative, strict=False)) if a != b), None)
     if shared is None:

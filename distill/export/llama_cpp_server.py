@@ -1,8 +1,8 @@
 """llama.cpp's server out of the Python wheel xllamacpp, where no llama-server is installed.
 
-Takes the options of llama-server that the export's scripts use, under the same names, and serves the same HTTP
-interface: python llama_cpp_server.py -m TARGET.gguf -md DRAFT.gguf --spec-type draft-simple. A copy stands in
-the `serve` folder of an export, so it needs nothing but the wheel.
+Takes the options of llama-server that the export's scripts use, under the same names, and serves the same
+HTTP interface: python llama_cpp_server.py -m TARGET.gguf -md DRAFT.gguf --spec-type draft-simple. A copy
+stands in the `serve` folder of an export, so it needs nothing but the wheel.
 """
 
 import argparse

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.files import canonical_hash
 from distill.export.directory import MISREAD_NAMES
 
 LLAMA_CPP_VOCAB_DIFFERENCE = 128  # llama.cpp's own limit on the difference in the number of ids
@@ -56,7 +57,9 @@ class GgufVocabulary:
 
 
 def check_pair(target: Path, draft: Path, name: Path | None = None) -> list[Check]:
-    """All checks on two Hugging Face directories; `name` is where the drafter will stand (default: `draft`)."""
+    """All checks on two Hugging Face directories; `name` is where the drafter will stand (default:
+    `draft`).
+    """
     mine, theirs = read_side(draft), read_side(target)
     return [
         *_vocabulary_checks(theirs, mine),
@@ -95,6 +98,11 @@ def vocabulary(directory: Path) -> dict[str, int]:
 
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     return dict(tokenizer.get_vocab())
+
+
+def vocabulary_hash(vocabulary: Mapping[str, int]) -> str:
+    """16 hex digits that are equal for two vocabularies with the same texts under the same ids."""
+    return canonical_hash(dict(vocabulary))
 
 
 def _vocabulary_checks(target: Side, draft: Side) -> Iterator[Check]:

@@ -44,8 +44,8 @@ def candidate_record(model_id: str, runs_dir: Path) -> CandidateRecord:
     recipe = _first(client, [parent], "recipe.json")
     if evaluation is None or recipe is None:
         raise UserError(
-            f"MLflow holds no {'evaluation' if recipe else 'recipe'} of candidate {model_id}: register it again "
-            "with `distill select RECIPE --fresh`."
+            f"MLflow holds no {'evaluation' if recipe else 'recipe'} of candidate {model_id}: register it "
+            "again with `distill select RECIPE --fresh`."
         )
     return CandidateRecord(run.data.tags["recipe"], recipe, evaluation, run_id)
 

@@ -1,8 +1,8 @@
 """Ready command lines: the target with the exported drafter in each server, and why not where it cannot be.
 
 The scripts find the drafter by their own place, so the exported directory may be moved; `TARGET` in the
-environment overrides the target. Options are those that the servers document; `vllm.json` and the like are plain
-data for other launchers.
+environment overrides the target. Options are those that the servers document; `vllm.json` and the like are
+plain data for other launchers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 NEVER = {
     "tgi": "it takes no separate draft model, only Medusa heads and n-gram look-up.",
-    "speculators": "the format has no type for a plain draft model, only for heads that read the target's states.",
+    "speculators": "it has no type for a plain draft model, only for heads that read the target's states.",
 }
 """Servers and formats that cannot take any plain drafter, with the reason."""
 
@@ -28,7 +28,7 @@ TARGET=${{TARGET:-{target}}}
 """
 
 _VLLM = """# vLLM reads the drafter's path from the JSON beside this script; its place is filled in here.
-# CONFIG=vllm-synthetic.json accepts at the measured rates instead of comparing: for sizing, its text is noise.
+# CONFIG=vllm-synthetic.json accepts at the measured rates without comparing: for sizing, its text is noise.
 # TP, the number of GPUs, may be {sizes}: vLLM splits the drafter as it splits the target.
 TP=${{TP:-1}}
 CONFIG=$(python3 -c 'import json, sys
@@ -41,7 +41,8 @@ exec vllm serve "$TARGET" --tensor-parallel-size "$TP" --speculative-config "$CO
 _SGLANG = """# With a top-k of 1 the drafted tokens are a chain: draft tokens = steps + 1.{hint}
 exec python3 -m sglang.launch_server --model-path "$TARGET" \\
   --speculative-algorithm STANDALONE --speculative-draft-model-path "$DRAFT" \\
-  --speculative-num-steps {steps} --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens}{token_map} "$@"
+  --speculative-num-steps {steps} --speculative-eagle-topk 1 \\
+  --speculative-num-draft-tokens {tokens}{token_map} "$@"
 """
 
 _TOKEN_MAP = """ \\
@@ -61,7 +62,7 @@ END
 trtllm-serve "$TARGET" --extra_llm_api_options "$OPTIONS" "$@"
 """
 
-_LLAMA_CPP = """# Runs llama-server where it is installed, else the same server from the Python wheel xllamacpp.
+_LLAMA_CPP = """# Runs llama-server where it is installed, else the same from the Python wheel xllamacpp.
 # TARGET_GGUF and DRAFT_GGUF name other GGUF files. `-md` without `--spec-type` would do nothing.
 # Speculation is on when a reply's timings hold draft_n > 0: python3 ask.py asks and says so.
 {files}
@@ -98,7 +99,7 @@ done
 exec python3 "$HERE/openvino_example.py" "$MADE" "$@"
 """
 
-_OPENVINO_EXAMPLE = '''"""Target and drafter in OpenVINO GenAI, as openvino.sh starts it: python openvino_example.py DIR [PROMPT].
+_OPENVINO_EXAMPLE = '''"""Both models in OpenVINO GenAI, as openvino.sh starts it: python FILE DIR [PROMPT].
 
 Greedy: OpenVINO's check of sampled drafts does not keep the target's distribution.
 """
@@ -157,10 +158,10 @@ def serve_files(
 ) -> dict[str, str]:
     """File name -> content of everything under `serve/` of a Hugging Face export.
 
-    `facts` as in `export_hf`; `target` is the hub id or directory that servers load, `dtype` the drafter's (such
-    as "bfloat16"), `target_gguf` the GGUF that the target is served from. Servers in `refused` get no files but
-    their reason in `servers.json`, where every server stands. `token_map` names the file with the ids of a
-    reduced head, which SGLang can be told.
+    `facts` as in `export_hf`; `target` is the hub id or directory that servers load, `dtype` the drafter's
+    (such as "bfloat16"), `target_gguf` the GGUF that the target is served from. Servers in `refused` get no
+    files but their reason in `servers.json`, where every server stands. `token_map` names the file with the
+    ids of a reduced head, which SGLang can be told.
     """
     steps, serving = int(facts["num_speculative_tokens"]), facts.get("serving") or {}
     reasons = {**NEVER, **(refused or {})}

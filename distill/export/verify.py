@@ -5,7 +5,7 @@ plain decoding.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +42,8 @@ class Verification:
 def same_logits(out_dir: Path, drafter_dir: Path, sequences: Sequence[Sequence[int]]) -> bool:
     """Does the Hugging Face export, loaded by transformers, give the trained drafter's logits bit for bit?
 
-    Compared at every position of the token id sequences, over the ids that the drafter has; the other ids must
-    never have the largest logit.
+    Compared at every position of the token id sequences, over the ids that the drafter has; the other ids
+    must never have the largest logit.
     """
     import torch
     from torch.nn.functional import linear
@@ -147,9 +147,9 @@ def verify_gguf(
 ) -> dict[str, Any]:
     """llama.cpp with the exported pair, twice: like for like, and as it is served.
 
-    Like for like is the lossless drafter beside the target converted losslessly, where our own decoder predicts
-    the acceptance; as served is `served_target` (default: the export's own) beside the drafter of the type that
-    the scripts start. The verdict on speed comes from the pair as served.
+    Like for like is the lossless drafter beside the target converted losslessly, where our own decoder
+    predicts the acceptance; as served is `served_target` (default: the export's own) beside the drafter of
+    the type that the scripts start. The verdict on speed comes from the pair as served.
     """
     from distill.export.gguf import convert, lossless_type, served_type
     from distill.export.llama_cpp import race, require_server
@@ -195,23 +195,25 @@ def verify_gguf(
         "num_speculative_tokens": num_speculative_tokens,
         "races": shown,
         "faults": faults,
-        "verdict": verdict(as_served, pairs["as served"][0].name, pairs["as served"][1].name),
+        "verdict": verdict(as_served, shown["as served"], num_speculative_tokens),
     }
 
 
-def verdict(run: Race, target: str, draft: str) -> str:
-    """Does llama.cpp get faster with the pair as served? Below 1, or where the interval includes 1, why not."""
+def verdict(run: Race, files: Mapping[str, Any], num_speculative_tokens: int) -> str:
+    """Does llama.cpp get faster with the pair as served? Below 1, or where the interval includes 1, why
+    not.
+    """
     speedup = run.speedup
     measured = (
         f"{speedup['mean']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}] its own plain speed "
         f"({run.plain_tokens_per_second:.1f} -> {run.tokens_per_second:.1f} tokens/s, {run.prompts} prompts, "
-        f"{target} with {draft})"
+        f"{files['target']} with {files['draft']}, K = {num_speculative_tokens})"
     )
     if speedup["low"] > 1:
         return f"llama.cpp is faster with this drafter: {measured}."
     why = (
         f"a target call yields {run.tokens_per_target_call:.2f} tokens, but a round of drafting and checking "
-        f"costs {run.round_cost:.2f} plain steps"
+        f"costs {run.round_cost:.2f} plain steps (each token of a wide forward alone {run.wide_cost:.2f})"
     )
     if speedup["mean"] >= 1:
         return f"llama.cpp is not clearly faster with this drafter: {measured}; {why}."

@@ -4,9 +4,6 @@ speculates with it.
 
 import importlib.util
 import json
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from data.errors import UserError
 from data.files import sha256_file
-from distill.export import ExportConfig, verify_hf
+from distill.export import ExportConfig
 from distill.export.hf import expand_vocabulary, export_hf, fill_row
-from distill.export.serve import serve_files, vllm_config
+from distill.export.pair import check_pair
+from distill.export.verify import same_logits, verify_hf
 from distill.models import load_drafter, save_drafter
 from evaluation.decoder.drafters import DraftModel
 
@@ -133,6 +131,7 @@ def test_the_directory_holds_what_servers_compare(target_dir: Path, tmp_path: Pa
     assert not (out_dir / "draft_vocab.json").exists()
     assert not list(out_dir.rglob("*.bin"))
     manifest = json.loads((out_dir / "manifest.json").read_text())
+    assert all(check["ok"] for check in manifest["checks"])
     files = {str(p.relative_to(out_dir)) for p in out_dir.rglob("*") if p.is_file()} - {"manifest.json"}
     assert set(manifest["files"]) == files
     assert all(sha256_file(out_dir / name) == digest for name, digest in manifest["files"].items())
@@ -240,29 +239,79 @@ def test_a_drafter_equal_to_the_target_is_accepted(target_dir: Path, tmp_path: P
     # Negative control: a drafter that always proposes one id is never accepted, and that is no success.
     stubborn = llama(0, layers=3)
     stubborn.lm_head.weight.data[:] = 0
-    export_hf(saved(DraftModel(stubborn), tmp_path), target_dir, out_dir, facts=FACTS)
+    export_hf(saved(DraftModel(stubborn), tmp_path), target_dir, out_dir, facts=FACTS, force=True)
     verification = verify_hf(out_dir, target_dir, PROMPTS, max_new_tokens=24)
     assert verification.identical == 3 and not verification.ok
 
 
-def test_it_overwrites_only_its_own_and_never_half(
+def test_an_export_is_replaced_whole_or_stays(
     target_dir: Path, tmp_path: Path, out_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = saved(reduced(), tmp_path)
-    out_dir.mkdir()
-    (out_dir / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="or remove it"):
-        export_hf(drafter, target_dir, out_dir, facts=FACTS)
-    assert (out_dir / "thesis.txt").exists()
-    export_hf(drafter, target_dir, out_dir, facts=FACTS, force=True)
-    assert not (out_dir / "thesis.txt").exists()
-    export_hf(drafter, target_dir, out_dir, facts=FACTS)  # its own export: no force needed
+    export_hf(drafter, target_dir, out_dir, facts=FACTS)
     before = sha256_file(out_dir / "manifest.json")
-    monkeypatch.setattr("distill.export.hf.serve_files", lambda *_: 1 / 0)
+    monkeypatch.setattr("distill.export.hf.serve_files", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        export_hf(drafter, target_dir, out_dir, facts=FACTS)
+        export_hf(drafter, target_dir, out_dir, facts=FACTS, force=True)
     assert sha256_file(out_dir / "manifest.json") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter", "export"]  # no leftovers
+
+
+def test_the_logits_are_the_trained_drafters_bit_for_bit(
+    target_dir: Path, tmp_path: Path, out_dir: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    drafter = saved(reduced(), tmp_path)
+    export_hf(drafter, target_dir, out_dir, facts=FACTS)
+    texts = [[1, 20, 30, 40, 50, 3, 4], [9, 9, 9]]
+    assert same_logits(out_dir, drafter, texts)
+    for name, row in (("model.norm.weight", 0), ("lm_head.weight", DRAFT_VOCAB[5])):  # negative controls
+        weights = load_file(out_dir / "model.safetensors")
+        kept = weights[name].clone()
+        changed = weights[name].view(-1, weights[name].shape[-1])
+        changed[row] += 1e-6
+        save_file(weights, out_dir / "model.safetensors", metadata={"format": "pt"})
+        assert not same_logits(out_dir, drafter, texts), name
+        save_file({**weights, name: kept}, out_dir / "model.safetensors", metadata={"format": "pt"})
+    assert same_logits(out_dir, drafter, texts)
+
+
+def test_padded_vocabularies_of_qwens_sizes_come_out_loadable(tmp_path: Path) -> None:
+    """151,936 rows against 152,064, with 151,665 texts in both tokenizers, as in Qwen2.5."""
+    target, drafter = tmp_path / "target", tmp_path / "drafter"
+    words = {f"w{i}": i for i in range(151665)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), eos_token="w2", pad_token="w0"
+    )
+    narrow(0, 152064, False).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    save_drafter(DraftModel(narrow(1, 151936, True)), drafter, tokenizer)
+    export_hf(drafter, target, tmp_path / "out", facts=FACTS)
+    refused = {check.rule for check in check_pair(target, drafter) if not check.ok}
+    assert "vocab_size of the two configs is equal" in refused  # as it was, vLLM would raise
+    assert all(check.ok for check in check_pair(target, tmp_path / "out"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.vocab_size == 152064 and model.config.tie_word_embeddings
+    assert same_logits(tmp_path / "out", drafter, [[5, 6, 151000, 7]])
+
+
+def narrow(seed: int, vocab: int, tied: bool) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=tied,
+        dtype="float32",
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 @pytest.mark.parametrize("name", ["my-eagle-draft", "EAGLE3", "dflash", "x-dspark", "medusa/inner"])
@@ -285,50 +334,6 @@ def test_export_config_refuses_unknown_formats_and_keys() -> None:
     for bad in bads:
         with pytest.raises(ValueError):
             ExportConfig.model_validate(bad)
-
-
-def test_vllm_samples_the_draft_only_where_the_recipe_does() -> None:
-    assert "draft_sample_method" not in vllm_config(4, {"temperature": 0.0, "draft_sampling": "sampled"})
-    assert "draft_sample_method" not in vllm_config(4, {"temperature": 1.0, "draft_sampling": "argmax"})
-    sampled = vllm_config(4, {"temperature": 1.0, "draft_sampling": "sampled"})
-    assert sampled["draft_sample_method"] == "probabilistic"
-    assert sampled["num_speculative_tokens"] == 4
-
-
-@pytest.fixture
-def fake_servers(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Servers that print their arguments, one a line: what would a user's shell really pass?"""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("vllm", "llama-server", "convert-hf-to-gguf"):
-        (folder / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
-        (folder / name).chmod(0o755)
-    yield {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "TARGET_GGUF": "/t.gguf"}
-
-
-def test_the_scripts_run_and_pass_the_right_arguments(
-    target_dir: Path, tmp_path: Path, fake_servers: dict[str, str]
-) -> None:
-    out_dir = tmp_path / "with space"
-    export_hf(saved(reduced(), tmp_path), target_dir, out_dir, facts=FACTS)
-
-    def run(name: str) -> list[str]:
-        command = ["sh", str(out_dir / "serve" / name)]
-        return subprocess.run(
-            command, env=fake_servers, check=True, text=True, capture_output=True
-        ).stdout.splitlines()
-
-    vllm = run("vllm.sh")
-    assert vllm[1:3] == ["serve", "org/target"]
-    config = json.loads(vllm[4])
-    assert (config["model"], config["method"]) == (str(out_dir), "draft_model")
-    llama_cpp = run("llama-cpp.sh")
-    for wanted in ("draft-simple", str(out_dir / "gguf" / "draft.gguf"), "/t.gguf"):
-        assert wanted in llama_cpp
-    assert llama_cpp[llama_cpp.index("--spec-draft-n-max") + 1] == "3"
-    text = serve_files("org/target", 5, {}, "bfloat16")
-    assert "--speculative-num-steps 5" in text["sglang.sh"] and "-draft-tokens 6" in text["sglang.sh"]
-    assert "--outtype bf16" in text["llama-cpp.sh"]
 
 
 def test_the_transformers_example_runs(
