@@ -1,7 +1,8 @@
 """The command line. A mistake of the user's costs a second and one message: nothing heavy is imported before
 work starts.
 
-Exit codes: 0 done; 2 the user can mend it (recipe, missing model or access, another run holds the folder);
+Exit codes: 0 done; 3 measured, and the answer is no (a requirement is not met, a candidate not promoted); 2
+the user can mend it (recipe, missing model or access, another run holds the folder);
 130 and 143 interrupted, run the same command to resume; 1 a fault of ours, with its traceback.
 """
 
@@ -78,6 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in STAGE_COMMANDS.items():
         command = _recipe_command(commands, name, text)
         command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
+        if name == "evaluate":
+            command.add_argument(
+                "--require",
+                action="append",
+                default=[],
+                metavar="MEASURE>=NUMBER",
+                help="exit 3 with the reason where this does not hold, such as speedup>=1.5 or lossless",
+            )
         command.set_defaults(command=_run, stage=name)
     _recipe_command(commands, "preflight", "say what a recipe needs and what is missing").set_defaults(
         command=_preflight
@@ -85,8 +94,17 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare", allow_abbrev=False, help="rank the candidates of all runs by measured speedup"
     )
+    compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
+    text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
+    promote = commands.add_parser("promote", allow_abbrev=False, help=text, description=text)
+    promote.add_argument("candidate", help="models:/NAME/VERSION, or m-ID as `distill compare` prints them")
+    promote.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    promote.set_defaults(command=_promote)
+    _recipe_command(commands, "report", "evaluate, and open the report of the drafter").set_defaults(
+        command=_report
+    )
     return parser
 
 
@@ -103,9 +121,11 @@ def _recipe_command(commands: Any, name: str, text: str) -> argparse.ArgumentPar
 
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.gate import parse, unmet
     from distill.preflight import check
     from distill.recipe import load_recipe
 
+    required = [parse(text) for text in getattr(options, "require", [])]
     recipe = load_recipe(options.recipe, options.set)
     findings = check(recipe, runs_folder())
     findings.raise_if_blocked()
@@ -116,7 +136,35 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     result = run(recipe, runs_folder(), options.stage, fresh=options.fresh, say=_say)
     if not options.json:
         print_summary(result)
-    return result.to_json(), 0
+    answer = result.to_json()
+    if not required:
+        return answer, 0
+    answer["unmet"] = unmet(required, answer["evaluation"])
+    for reason in answer["unmet"]:
+        _say(f"FAILED: {reason}")
+    return answer, 3 if answer["unmet"] else 0
+
+
+def _report(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    import webbrowser
+
+    options.stage, options.fresh = "evaluate", False
+    answer, code = _run(options)
+    page = Path(answer["stages"][-1]["directory"]) / "report.html"
+    _say(f"report: {page}")
+    if not options.json:
+        webbrowser.open(page.as_uri())
+    return {"report": str(page)}, code
+
+
+def _promote(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.promote import promote
+
+    decision = promote(options.candidate, runs_folder(), _say)
+    if not options.json:
+        standing = "is now champion" if decision.promoted else "is not champion"
+        print(f"{decision.name} version {decision.version} {standing}: {decision.reason}")
+    return {**vars(decision)}, 0 if decision.promoted else 3
 
 
 def _preflight(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -134,6 +182,12 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from evaluation.selection import candidates, rank, render, to_json
 
     groups = rank(candidates(tracking_uri(runs_folder())))
+    if options.html:
+        from data.files import write_atomic
+        from evaluation.report import comparison_page
+
+        write_atomic(options.html, comparison_page(groups))
+        _say(f"comparison: {options.html}")
     if not options.json:
         if groups:
             from rich.console import Console
