@@ -2,14 +2,15 @@
 PYTHON ?= python3
 RECIPE ?= smollm2-135m
 ARGS   ?=
-export RECIPE # commands read it as "$$RECIPE", so whatever it holds stays one argument
+CANDIDATE ?=
+export RECIPE CANDIDATE # commands read them as "$$RECIPE", so whatever they hold stays one argument
 
 BIN   := .venv/bin
 STAMP := .venv/.installed
 TOP   := $(BIN)/distill
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate select export compare preflight ui smoke test lint format
+.PHONY: help setup distill sample train evaluate select export compare promote report preflight ui smoke test lint format
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
@@ -29,17 +30,21 @@ $(STAMP): pyproject.toml constraints.txt
 distill: $(STAMP) ## Run a whole recipe: sample, train, evaluate, select, export
 	$(TOP) run "$$RECIPE" $(ARGS)
 
-sample train evaluate select export preflight: $(STAMP)
+sample train evaluate select export preflight report: $(STAMP)
 	$(TOP) $@ "$$RECIPE" $(ARGS)
 sample: ## Sample the target's answers
 train: ## Distil the drafter on them (samples first where needed)
 evaluate: ## Measure acceptance and speed (trains first where needed)
 select: ## Register the drafter in MLflow and decide the champion
 export: ## Write the drafter in the form that servers load
+report: ## Open the report of the recipe's drafter (evaluates first where needed)
 preflight: ## Say what a recipe needs and what is missing, before any work
 
 compare: $(STAMP) ## Rank the candidates of all runs by measured speedup
 	$(TOP) compare $(ARGS)
+
+promote: $(STAMP) ## Measure CANDIDATE=models:/NAME/VERSION against the champion, and crown it where it is faster
+	$(TOP) promote "$$CANDIDATE" $(ARGS)
 
 ui: $(STAMP) ## Open MLflow on http://127.0.0.1:5000
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --host 127.0.0.1 --port 5000 --workers 1 \

@@ -1,9 +1,9 @@
 """The command line. A mistake of the user's costs a second and one message: nothing heavy is imported before
 work starts.
 
-Exit codes: 0 done; 2 the user can mend it (recipe, missing model or access, another run holds the folder);
-130 and 143 interrupted, run the same command to resume; 1 a fault of ours, with its traceback, or an export
-that did not prove right.
+Exit codes: 0 done; 2 the user can mend it (recipe, missing model or access, another run holds the folder); 3
+measured, and the answer is no (a requirement is not met, a candidate not promoted, an export not proven); 130
+and 143 interrupted, run the same command to resume; 1 a fault of ours, with its traceback.
 """
 
 import argparse
@@ -83,6 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in STAGE_COMMANDS.items():
         command = _recipe_command(commands, name, text)
         command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
+        if name == "evaluate":
+            command.add_argument(
+                "--require",
+                action="append",
+                default=[],
+                metavar="MEASURE>=NUMBER",
+                help="exit 3 with the reason where this does not hold, such as speedup>=1.5 or lossless",
+            )
         command.set_defaults(command=_run, stage=name)
         if name == "export":
             _export_options(command)
@@ -92,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare", allow_abbrev=False, help="rank the candidates of all runs by measured speedup"
     )
+    compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
@@ -99,6 +108,14 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("recipe", nargs="?", default="smollm2-135m", help="whose trained pair (smollm2-135m)")
     bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     bench.set_defaults(command=_bench)
+    text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
+    promote = commands.add_parser("promote", allow_abbrev=False, help=text, description=text)
+    promote.add_argument("candidate", help="models:/NAME/VERSION, or m-ID as `distill compare` prints them")
+    promote.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    promote.set_defaults(command=_promote)
+    _recipe_command(commands, "report", "evaluate, and open the report of the drafter").set_defaults(
+        command=_report
+    )
     return parser
 
 
@@ -155,16 +172,24 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     )
     if not options.json:
         print(report(answer))
-    return answer, 1 if (answer["verification"] or {}).get("faults") else 0
+    return answer, 3 if (answer["verification"] or {}).get("faults") else 0
 
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.gate import parse, unmet
     from distill.summary import print_summary
 
+    required = [parse(text) for text in getattr(options, "require", [])]
     result = _run_stages(options, options.stage)
     if not options.json:
         print_summary(result)
-    return result.to_json(), 0
+    answer = result.to_json()
+    if not required:
+        return answer, 0
+    answer["unmet"] = unmet(required, answer["evaluation"])
+    for reason in answer["unmet"]:
+        _say(f"FAILED: {reason}")
+    return answer, 3 if answer["unmet"] else 0
 
 
 def _run_stages(options: argparse.Namespace, stage: str) -> "Result":
@@ -178,6 +203,28 @@ def _run_stages(options: argparse.Namespace, stage: str) -> "Result":
     from distill.pipeline import run
 
     return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say)
+
+
+def _report(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    import webbrowser
+
+    options.stage, options.fresh = "evaluate", False
+    answer, code = _run(options)
+    page = Path(answer["stages"][-1]["directory"]) / "report.html"
+    _say(f"report: {page}")
+    if not options.json:
+        webbrowser.open(page.as_uri())
+    return {"report": str(page)}, code
+
+
+def _promote(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.promote import promote
+
+    decision = promote(options.candidate, runs_folder(), _say)
+    if not options.json:
+        standing = "is now champion" if decision.promoted else "is not champion"
+        print(f"{decision.name} version {decision.version} {standing}: {decision.reason}")
+    return {**vars(decision)}, 0 if decision.promoted else 3
 
 
 def _preflight(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -195,6 +242,12 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from evaluation.selection import candidates, rank, render, to_json
 
     groups = rank(candidates(tracking_uri(runs_folder())))
+    if options.html:
+        from data.files import write_atomic
+        from evaluation.report import comparison_page
+
+        write_atomic(options.html, comparison_page(groups))
+        _say(f"comparison: {options.html}")
     if not options.json:
         if groups:
             from rich.console import Console

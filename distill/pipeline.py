@@ -175,6 +175,7 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
     from evaluation.measurements import Evaluation
     from evaluation.measures import candidate_metrics
     from evaluation.plots import write_plots
+    from evaluation.report import candidate_page
 
     config, test = run.recipe.evaluate, run.samples.where(split="test")
     drafter = load_drafter(run.stages["train"].directory / "drafter", run.device)
@@ -190,22 +191,27 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
             directory=folder,
             on_group=lambda: progress.advance(1),
         )
-    write_plots(
-        evaluation, _read(run.stages["train"].directory / "training.json")["history"], folder / "plots"
-    )
+    history = _read(run.stages["train"].directory / "training.json")["history"]
+    write_plots(evaluation, history, folder / "plots")
+    page = candidate_page(evaluation, history, run.recipe.name, run.recipe.resolved_yaml())
+    write_atomic(folder / "report.html", page)
     tracker.log_metrics(candidate_metrics(evaluation))
     tracker.log_artifact(folder / "evaluation.json")
+    tracker.log_artifact(folder / "report.html")
     tracker.log_artifact(folder / "plots")
 
 
 def select(run: Run, folder: Path, tracker: "Tracker") -> None:
     """Register the drafter with its measures, and make it champion where it measured faster."""
+    from distill.tracking import tracking_uri
     from evaluation.measures import candidate_metrics, candidate_params
+    from evaluation.report import comparison_page
+    from evaluation.selection import candidates, rank
     from evaluation.selection import select as choose
 
     recipe = run.recipe
-    evaluation = _read(run.stages["evaluate"].directory / "evaluation.json")
-    tracker.log_artifact(run.stages["evaluate"].directory / "evaluation.json")  # an export reads it there
+    measured = run.stages["evaluate"].directory
+    evaluation = _read(measured / "evaluation.json")
     name = tracker.model_name()
     candidate = tracker.register_candidate(
         run.stages["train"].directory / "drafter",
@@ -214,9 +220,12 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
         f"{recipe.name} test prompts",
         evaluation["data_digest"],
         name,
+        papers=[measured / "evaluation.json", measured / "certificate.json", measured / "report.html"],
     )
     decision = choose(tracker.client, name, candidate.model_id)
     write_json(folder / "selection.json", {"name": name, **dataclasses.asdict(decision)})
+    write_atomic(folder / "comparison.html", comparison_page(rank(candidates(tracking_uri(run.runs_dir)))))
+    tracker.log_artifact(folder / "comparison.html")
 
 
 def export(run: Run, folder: Path, tracker: "Tracker") -> None:

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -176,9 +176,11 @@ class Tracker:
         dataset_name: str,
         dataset_digest: str,
         model_name: str,
+        papers: Sequence[Path] = (),
     ) -> Candidate:
         """Store a drafter's files and measures as a LoggedModel of this run, and register it as a new
-        version.
+        version. `papers`, such as its evaluation with the certificate, stand beside the weights in
+        `evaluation/`.
 
         READY is set last: whatever fails or is interrupted before leaves a FAILED or PENDING model, which
         neither `compare` nor `resolve_candidate` accepts. Raises `UserError` when `drafter_dir` is no
@@ -196,6 +198,8 @@ class Tracker:
         try:
             for file in files:
                 self.client.log_model_artifact(model.model_id, str(file))
+            for paper in papers:
+                self.client.log_model_artifact(model.model_id, str(paper), "evaluation")
             dataset = {"dataset_name": dataset_name, "dataset_digest": dataset_digest[:_DIGEST_LENGTH]}
             self._log(metrics, 0, model_id=model.model_id, **dataset)
             self._link(model.model_id, dataset_name, dataset_digest[:_DIGEST_LENGTH])
@@ -286,7 +290,7 @@ def resolve_candidate(reference: str, runs_dir: Path) -> Path:
     uri = tracking_uri(runs_dir)
     client = open_client(uri)
     try:
-        model = client.get_logged_model(_model_id(client, reference))
+        model = client.get_logged_model(model_id_of(client, reference))
     except MlflowException as error:
         raise UserError(
             f"There is no candidate {reference} in MLflow at {redact(uri)}: {error.message}"
@@ -315,7 +319,20 @@ def resolve_candidate(reference: str, runs_dir: Path) -> Path:
     return final
 
 
-def _model_id(client: MlflowClient, reference: str) -> str:
+def model_id_of(client: MlflowClient, reference: str) -> str:
+    """The LoggedModel that a reference names (see `resolve_candidate`).
+
+    Raises `UserError` where it names none that this tool registered.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _named_model(client, reference)
+    except MlflowException as error:
+        raise UserError(f"There is no candidate {reference} in MLflow: {redact(error.message)}") from error
+
+
+def _named_model(client: MlflowClient, reference: str) -> str:
     name = reference.removeprefix("models:/")
     if re.fullmatch(r"m-[0-9a-zA-Z-]+", name):
         return name

@@ -79,8 +79,8 @@ def run(
             write_json(path, compute())
         return json.loads(path.read_text())
 
-    after = measure("acceptance", lambda: evaluation.acceptance(evaluation.drafter))
-    earlier = measure("acceptance-before", lambda: evaluation.acceptance(before))
+    after = measure("acceptance", evaluation.acceptance)
+    earlier = measure("acceptance-before", lambda: evaluation.acceptance_before(before))
     costs = measure("costs", evaluation.costs)
     by_batch = measure("costs-by-batch", evaluation.costs_by_batch)
     theirs = measure("transformers-plain", evaluation.transformers_plain)

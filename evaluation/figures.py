@@ -32,6 +32,11 @@ class Plot:
     heading: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
+    @property
+    def wide(self) -> bool:
+        """Does it need the whole width of a page?"""
+        return float(self.figure.get_figwidth()) > 8
+
     def csv(self) -> str:
         """The numbers, with a heading."""
         text = io.StringIO()
@@ -55,7 +60,7 @@ class Plot:
         drawn = text.getvalue()[text.getvalue().index("<svg") :]
         drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
         # One page holds many: ids must not meet, and what was black or white follows the page.
-        drawn = re.sub(r'(\bid="|"#|url\(#)', rf"\g<1>{self.name}-", drawn)
+        drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", drawn)
         drawn = drawn.replace("#000000", "currentColor").replace("#ffffff", "var(--page)")
         return drawn.replace("<svg", f'<svg role="img" aria-label="{html.escape(self.title)}"', 1)
 
@@ -133,5 +138,6 @@ def finish(
     heading: Sequence[str],
     table: Iterable[Sequence[Any]],
 ) -> Plot:
-    axes.legend(fontsize=8)
+    if axes.get_legend_handles_labels()[1]:
+        figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     return Plot(name, title, figure, tuple(heading), [tuple(row) for row in table])

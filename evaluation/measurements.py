@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from data.records import Samples
+    from data.records import Batch, Samples
+    from data.signals import Signals
+    from evaluation.acceptance import AcceptanceTable
     from evaluation.decoder.drafters import DraftModel
     from evaluation.decoder.engine import Decoder, Request
     from evaluation.decoder.runner import Runner
@@ -52,33 +54,50 @@ class Evaluation:
         self.runner: Runner = Runner(target, serving.batch_size, self.length)
         self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=self.argmax, int8=True)
 
-    def acceptance(self, drafter: DraftModel) -> dict[str, Any]:
-        """What `drafter` is accepted, teacher-forced on the test samples: `rows` by split, temperature and
+    def acceptance_before(self, drafter: DraftModel) -> dict[str, Any]:
+        """What an earlier `drafter` is accepted: the `rows` of `acceptance`, to compare with."""
+        from evaluation.acceptance import summarise
+
+        return {"rows": summarise(self._teacher_forced(drafter), list(self.test), seed=self.seed)}
+
+    def acceptance(self) -> dict[str, Any]:
+        """What the drafter is accepted, teacher-forced on the test samples: `rows` by split, temperature and
         task, `curves` by position and entropy, and `matches` by prompt for the check on the decoder.
         """
-        from evaluation.acceptance import summarise, teacher_forced
+        from evaluation.acceptance import summarise
         from evaluation.acceptance_curves import curves, target_entropy
         from evaluation.replay import greedy_matches
-        from evaluation.signals import target_signals
 
+        table = self._teacher_forced(self.drafter)
         head = self.model.get_output_embeddings().weight.detach()
-        temperature = self.serving.temperature or 1.0
-        live = None if self.test.has_signals else partial(target_signals, self.model, temperature=temperature)
-        table = teacher_forced(
-            drafter,
-            head,
-            self.test,
-            temperature=temperature,
-            batch_size=ACCEPTANCE_BATCH,
-            signals=live,
-        )
-        entropy = target_entropy(head, self.test, temperature, live)
+        entropy = target_entropy(head, self.test, self.serving.temperature or 1.0, self._live_signals())
         count = self.config.num_speculative_tokens[-1]
         return {
             "rows": summarise(table, list(self.test), seed=self.seed),
             "curves": curves(table, self.test, entropy, count, seed=self.seed),
             "matches": greedy_matches(table, self.test),
         }
+
+    def _teacher_forced(self, drafter: DraftModel) -> AcceptanceTable:
+        from evaluation.acceptance import teacher_forced
+
+        head = self.model.get_output_embeddings().weight.detach()
+        return teacher_forced(
+            drafter,
+            head,
+            self.test,
+            temperature=self.serving.temperature or 1.0,
+            batch_size=ACCEPTANCE_BATCH,
+            signals=self._live_signals(),
+        )
+
+    def _live_signals(self) -> Callable[[Batch], Signals] | None:
+        """Asks the target for a batch's signals, where the samples carry none."""
+        from evaluation.signals import target_signals
+
+        if self.test.has_signals:
+            return None
+        return partial(target_signals, self.model, temperature=self.serving.temperature or 1.0)
 
     def prompts(self, split: str) -> dict[str, Request]:
         """The test prompts of a split by their id."""

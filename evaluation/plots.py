@@ -337,7 +337,6 @@ def plot_training(history: Sequence[Mapping[str, float]]) -> Plot | None:
     axes.set_ylabel("loss" if names == ["loss"] else "held-out acceptance")
     if right is not None:
         right.set_ylabel("loss")
-        right.legend(loc="center right", fontsize=8)
     table = [[entry.get(name) for name in ("step", *names)] for entry in history]
     return finish(figure, axes, "training", "Training", ["step", *names], table)
 

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evaluation.tables import TextTable, number
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from rich.table import Table
@@ -277,50 +279,43 @@ def _high(row: CandidateRow) -> float:
     return row.speedup_high if row.speedup_high is not None else math.inf
 
 
-def render(groups: Sequence[RankedGroup]) -> Table:
-    """The comparison as a rich table: one block per group, fastest first."""
-    from rich.table import Table
-    from rich.text import Text
-
-    page = Table.grid(padding=(0, 0, 1, 0))
-    for group in groups:
-        title = f"{group.target}, {group.serving}; data {group.data_digest or 'unknown'}; {group.machine}"
-        table = Table(title=Text(title), title_justify="left")
-        for heading in ("", "candidate", "loss", "layers"):
-            table.add_column(heading)
-        for heading in (
-            "tokens",
-            "greedy / sampled / argmax",
-            "K",
-            "tokens per call",
-            "speedup",
-            "cost ratio",
-        ):
-            table.add_column(heading, justify="right")
-        table.add_column("note")
-        for ranked in group.rows:
-            row = ranked.row
-            interval = f" [{_low(row):.2f}, {_high(row):.2f}]" if row.speedup_low is not None else ""
-            cells = (
+def text_table(group: RankedGroup) -> TextTable:
+    """The candidates of one group, fastest first."""
+    rows: list[tuple[str, ...]] = []
+    for ranked in group.rows:
+        row = ranked.row
+        interval = f" [{_low(row):.2f}, {_high(row):.2f}]" if row.speedup_low is not None else ""
+        rows.append(
+            (
                 str(ranked.place or "-"),
                 row.label,
                 row.loss,
                 row.layers,
                 "-" if row.tokens is None else f"{row.tokens:,}",
-                " / ".join(_cell(value, 3) for value in (row.greedy, row.sampled, row.argmax)),
-                ("up to " if row.stops_early else "") + _cell(row.num_speculative_tokens, 0),
-                _cell(row.tokens_per_target_call, 2),
+                " / ".join(number(value, 3) for value in (row.greedy, row.sampled, row.argmax)),
+                ("up to " if row.stops_early else "") + number(row.num_speculative_tokens, 0),
+                number(row.tokens_per_target_call),
                 "-" if row.speedup is None else f"{row.speedup:.2f}x{interval}",
-                _cell(row.cost_ratio, 3),
+                number(row.cost_ratio, 3),
                 ranked.note,
             )
-            table.add_row(*(Text(cell) for cell in cells))  # Text: a name with brackets is no markup
-        page.add_row(table)
+        )
+    heading = (
+        *("", "candidate", "loss", "layers", "tokens", "greedy / sampled / argmax"),
+        *("K", "tokens per call", "speedup", "cost ratio", "note"),
+    )
+    title = f"{group.target}, {group.serving}; data {group.data_digest or 'unknown'}; {group.machine}"
+    return TextTable(title, heading, 4, rows)
+
+
+def render(groups: Sequence[RankedGroup]) -> Table:
+    """The comparison for the terminal: one block per group."""
+    from rich.table import Table
+
+    page = Table.grid(padding=(0, 0, 1, 0))
+    for group in groups:
+        page.add_row(text_table(group).rich())
     return page
-
-
-def _cell(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def to_json(groups: Sequence[RankedGroup]) -> dict[str, Any]:

@@ -42,6 +42,8 @@ def distill(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
         (["rum", "smoke"], "invalid choice"),
         ([], "COMMAND"),
         (["run", "smoke", "--fast"], "--fast"),
+        (["evaluate", "smoke", "--require", "speedup=2"], "speedup>=1.5"),
+        (["promote"], "candidate"),
     ],
 )
 def test_user_errors_exit_2_with_a_message_and_no_traceback(
@@ -73,7 +75,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in (*cli.STAGE_COMMANDS, "preflight", "compare"))
+    assert all(word in text for word in (*cli.STAGE_COMMANDS, "preflight", "compare", "promote", "report"))
 
 
 NOISE = """
@@ -185,6 +187,29 @@ def test_compare_without_candidates(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare"]) == 0
     assert "no candidates yet" in capfd.readouterr().out
     assert not (Path(os.environ["DISTILL_RUNS"]) / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(("bound", "code"), [("1.5", 0), ("1.7", 3)])
+def test_a_requirement_that_is_not_met_exits_3_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], bound: str, code: int
+) -> None:
+    from tests.evaluation.test_selection import EVALUATION
+
+    class Result:
+        def to_json(self) -> dict[str, object]:
+            return {"evaluation": {**EVALUATION, "cost": {}}}
+
+    monkeypatch.setattr("distill.pipeline.run", lambda *_, **__: Result())
+    assert cli.main(["evaluate", "smoke", "--require", f"speedup>={bound}", "--json"]) == code
+    out, err = capfd.readouterr()
+    assert len(json.loads(out)["unmet"]) == bool(code)
+    assert ("FAILED: speedup>=1.7 is required: it measured 1.6" in err) is bool(code)
+
+
+def test_a_comparison_is_written_as_a_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "new" / "compare.html"
+    assert cli.main(["compare", "--html", str(page)]) == 0
+    assert "Drafters compared" in page.read_text() and str(page) in capfd.readouterr().err
 
 
 def test_a_run_hands_everything_on(

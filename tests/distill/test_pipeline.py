@@ -186,8 +186,66 @@ def test_everything_is_measured_registered_and_exported(straight: Result, runs: 
     ).read_bytes() == drafter.read_bytes()
     exported = AutoModelForCausalLM.from_pretrained(straight.outcomes["export"].stage.directory / "hf")
     assert exported.config.num_hidden_layers == 2
+    page = straight.outcomes["evaluate"].stage.directory / "report.html"
+    assert evaluation["best"]["verdict"].split(":")[0] in page.read_text()
+    stored = resolve_candidate("models:/smoke@champion", runs) / "evaluation"
+    assert {path.name for path in stored.iterdir()} == {
+        "evaluation.json", "certificate.json", "report.html"
+    }  # fmt: skip
+    assert json.loads((stored / "certificate.json").read_text())["holds"]
     verified = straight.read("export", "verification.json")
     assert verified is not None and verified["identical"] == verified["prompts"]
+
+
+def test_promotion_measures_both_and_moves_only_the_faster(
+    straight: Result, runs: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distill.promote import promote
+    from distill.tracking import open_client, tracking_uri
+
+    with pytest.raises(UserError, match="champion already"):
+        promote("models:/smoke@champion", runs, quiet)
+    with pytest.raises(UserError, match="no candidate"):
+        promote("models:/smoke/99", runs, quiet)
+    longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"tokens": 900})})
+    other = run(longer, runs, "select", fresh=False, say=quiet).read("select", "selection.json")
+    assert other is not None
+    client = open_client(tracking_uri(runs))
+
+    def champion() -> str:
+        return str(client.get_model_version_by_alias("smoke", "champion").version)
+
+    challenger = next(version for version in ("1", "2") if version != champion())
+    for verdict, moved in (((False, "It includes zero."), False), ((True, "It lies above zero."), True)):
+        monkeypatch.setattr("evaluation.duel.judge", lambda measured, version, verdict=verdict: verdict)
+        decision = promote(f"models:/smoke/{challenger}", runs, quiet)
+        assert (decision.promoted, decision.reason) == verdict and (champion() == challenger) is moved
+        assert {"challenger", "champion", "difference"} <= set(decision.measured)
+        assert decision.measured["challenger"]["bugs"] == 0
+    (done,) = [
+        run_ for run_ in client.search_runs(
+            [e.experiment_id for e in client.search_experiments()], "tags.stage = 'promote'"
+        ) if run_.data.metrics.get("promote/moved") == 1.0
+    ]  # fmt: skip
+    assert [file.path for file in client.list_artifacts(done.info.run_id)] == ["promotion.json"]
+
+
+def test_without_a_certificate_nothing_is_measured_or_moved(
+    straight: Result, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from distill import promote as module
+    from evaluation import selection
+
+    read = selection.candidates
+    monkeypatch.setattr(
+        selection, "candidates",
+        lambda uri: [replace(row, lossless=None, champion=False) for row in read(uri)],
+    )  # fmt: skip
+    monkeypatch.setattr(module, "measure", lambda *_: pytest.fail("measured without a certificate"))
+    decision = module.promote("models:/smoke/1", runs, quiet)
+    assert not decision.promoted and "certificate" in decision.reason
 
 
 def test_the_same_command_again_does_nothing(straight: Result, runs: Path, recipe: Recipe) -> None:

@@ -1,0 +1,74 @@
+"""A gate for continuous integration: `--require speedup>=1.5 --require lossless` on `distill evaluate`."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data.errors import UserError
+
+SHORT_NAMES = {
+    "speedup": "speed/speedup",
+    "speedup_low": "speed/speedup_low",
+    "tokens_per_target_call": "decode/tokens_per_target_call",
+    "acceptance_rate": "decode/acceptance_rate",
+    "greedy": "acceptance/greedy",
+    "sampled": "acceptance/sampled",
+    "argmax": "acceptance/argmax",
+}
+"""Beside these, every measure that MLflow is given may be named in full."""
+_REQUIREMENT = re.compile(r"\s*([A-Za-z][\w./-]*)\s*(>=|<=|>|<)\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*")
+_COMPARE = {
+    ">=": lambda value, bound: value >= bound,
+    "<=": lambda value, bound: value <= bound,
+    ">": lambda value, bound: value > bound,
+    "<": lambda value, bound: value < bound,
+}
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """`measure operator bound`, such as speed/speedup >= 1.5."""
+
+    text: str
+    measure: str
+    operator: str
+    bound: float
+
+
+def parse(text: str) -> Requirement:
+    """Read `lossless` or `MEASURE>=NUMBER` (also <=, > and <). `UserError` where it is neither."""
+    if text.strip() == "lossless":
+        return Requirement("lossless", "lossless/holds", ">=", 1.0)
+    found = _REQUIREMENT.fullmatch(text)
+    if not found:
+        raise UserError(f"--require {text}: write `lossless`, or a measure and a bound as in speedup>=1.5.")
+    name, operator, bound = found.groups()
+    return Requirement(text.strip(), SHORT_NAMES.get(name, name), operator, float(bound))
+
+
+def unmet(requirements: Sequence[Requirement], evaluation: Mapping[str, Any]) -> list[str]:
+    """Why the evaluation does not pass, a sentence per requirement; empty where it passes.
+
+    A measure that was not taken is not met; `UserError` where no measure has such a name.
+    """
+    from evaluation.measures import candidate_metrics
+
+    measured = candidate_metrics(evaluation)
+    found = []
+    for wanted in requirements:
+        value = measured.get(wanted.measure)
+        if wanted.measure == "lossless/holds":
+            if not value:
+                reasons = (evaluation.get("certificate") or {}).get("reasons") or ["there is no certificate."]
+                found.append(f"lossless is required: {' '.join(reasons)}")
+        elif value is None:
+            near = difflib.get_close_matches(wanted.measure, [*measured, *SHORT_NAMES], n=3)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise UserError(f"--require {wanted.text}: no measure is called {wanted.measure}{hint}.")
+        elif not _COMPARE[wanted.operator](value, wanted.bound):
+            low, high = (measured.get(f"{wanted.measure}_{end}") for end in ("low", "high"))
+            interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+            found.append(f"{wanted.text} is required: it measured {value:.3g}{interval}.")
+    return found
