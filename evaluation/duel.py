@@ -51,7 +51,7 @@ def duel(
     runner = Runner(target, serving.batch_size, length)
     decoders = {"plain": Decoder(runner, eos_ids=eos_ids, options=options)}
     for name, draft in drafters.items():
-        drafter = ModelDrafter(draft, runner, options, argmax=serving.draft_sampling == "argmax")
+        drafter = ModelDrafter(draft, runner, options, argmax=serving.draft_sampling == "argmax", int8=True)
         costs = measure_costs(runner, drafter, range(1, count + 1), serving.batch_size)
         drafter.stop_below = stop_threshold(costs)
         decoders[name] = Decoder(

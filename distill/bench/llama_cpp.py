@@ -13,7 +13,7 @@ import torch
 from distill.bench.decoder import GREEDY, Bench, Contender, Record, ours, take_turns
 from distill.export.gguf import convert, require_converter
 from distill.export.hf import build_hf
-from distill.export.llama_cpp import complete, require_server, serving
+from distill.export.llama_cpp import Server, complete, require_server, serving
 from evaluation.decoder.drafters import ModelDrafter
 from evaluation.decoder.engine import Request
 
@@ -21,9 +21,8 @@ from evaluation.decoder.engine import Request
 def beside_llama_cpp(
     bench: Bench, drafter_dir: Path, target_dir: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Plain and speculative decoding of both, one prompt at a time; the answers' seconds alone.
-
-    llama.cpp gets the eos id as any other token would be: it stops there, and ours is cut to as many tokens.
+    """Plain and speculative decoding of both, one prompt at a time, by the answers' seconds per token:
+    llama.cpp stops at an end of sequence, where ours goes on.
     """
     require_server()
     require_converter()
@@ -35,16 +34,16 @@ def beside_llama_cpp(
         files = {name: Path(scratch) / f"{name}.gguf" for name in ("target", "draft")}
         convert(target_dir, files["target"], "f32")
         convert(folder, files["draft"], "f32")
-        plain_url = servers.enter_context(serving(files["target"]))
-        url = servers.enter_context(serving(files["target"], files["draft"], count))
+        plain = servers.enter_context(serving(files["target"]))
+        speculative = servers.enter_context(serving(files["target"], files["draft"], count))
         runner = bench.runner(1)
         drafter = ModelDrafter(bench.drafter, runner, GREEDY, int8=True)
         records = take_turns(
             {
                 "plain": ours(runner),
                 "speculative": ours(runner, drafter, count),
-                "llama_cpp": llama_cpp(plain_url),
-                "llama_cpp_speculative": llama_cpp(url),
+                "llama_cpp": llama_cpp(plain),
+                "llama_cpp_speculative": llama_cpp(speculative),
             },
             bench.groups(1),
             say,
@@ -63,12 +62,13 @@ def beside_llama_cpp(
     }
 
 
-def llama_cpp(url: str) -> Contender:
-    """A llama.cpp server; its drafts of an answer count as one round."""
+def llama_cpp(server: Server) -> Contender:
+    """A llama.cpp server, stopped while it is not asked; its drafts of an answer count as one round."""
 
     def decode(group: Sequence[Request], record: Record) -> list[list[int]]:
         (request,) = group
-        made = complete(url, request.prompt, request.max_new_tokens)
+        with server.awake():
+            made = complete(server.url, request.prompt, request.max_new_tokens)
         record.decode_seconds.append(made.seconds)
         record.rounds.append((made.drafted, made.accepted))
         return [made.tokens]
