@@ -178,14 +178,25 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
     from evaluation.report import candidate_page
 
     config, test = run.recipe.evaluate, run.samples.where(split="test")
-    drafter = load_drafter(run.stages["train"].directory / "drafter", run.device)
+    drafter, before = (
+        load_drafter(run.stages["train"].directory / "drafter", run.device),
+        run.initial_drafter(),
+    )
     plan = Evaluation(
-        run.target.model, run.target.eos_ids, drafter, test, config, run.recipe.serving, run.recipe.seed
+        run.target.model,
+        run.target.eos_ids,
+        drafter,
+        test,
+        config,
+        run.recipe.serving,
+        run.recipe.seed,
+        # Layers cut out of the target accept nothing, so their speed is no baseline.
+        before=None if run.recipe.draft.init.layers else before,
     )
     with Progress("evaluate", plan.batches(), unit="batches") as progress:
         evaluation = run_evaluation(
             plan,
-            run.initial_drafter(),
+            before,
             machine=environment(),
             data_digest=samples_digest(test, config),
             directory=folder,

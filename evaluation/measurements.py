@@ -40,13 +40,15 @@ class Evaluation:
         config: EvaluateConfig,
         serving: ServingConfig,
         seed: int,
+        before: DraftModel | None = None,
     ) -> None:
+        """`before` is the drafter that training started from, where that was one already: it races too."""
         from evaluation.decoder.drafters import ModelDrafter
         from evaluation.decoder.runner import Runner
         from evaluation.decoder.sampling import SamplingOptions
 
         self.model, self.eos_ids, self.drafter, self.test = target, eos_ids, drafter, test
-        self.config, self.serving, self.seed = config, serving, seed
+        self.config, self.serving, self.seed, self.before = config, serving, seed, before
         self.options = SamplingOptions(serving.temperature, serving.top_p)
         longest = max(sum(not bit for bit in record.completion_mask) for record in test)
         self.length = longest + config.max_new_tokens + max(config.num_speculative_tokens) + 1
@@ -131,8 +133,8 @@ class Evaluation:
         """The decoders that race, over one target runner, by drafter and K.
 
         Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
-        to the largest K, that stops where going on would not pay (`stop_below`); n-gram look-up at the
-        smallest K.
+        to the largest K, that stops where going on would not pay (`stop_below`); "before": the one it was
+        trained from, likewise; n-gram look-up at the smallest K.
         """
         from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
         from evaluation.decoder.engine import Decoder
@@ -155,10 +157,14 @@ class Evaluation:
         counts = self.config.num_speculative_tokens
         found = {"plain": decoder(None, 0)}
         found |= {f"model {count}": decoder(model_drafter, count) for count in counts}
-        adaptive = ModelDrafter(
-            self.drafter, runner, self.options, argmax=self.argmax, stop_below=stop_below, int8=True
-        )
-        found[f"adaptive {counts[-1]}"] = decoder(adaptive, counts[-1])
+        stopping = {"adaptive": self.drafter}
+        if self.before is not None and batch_size == self.serving.batch_size:
+            stopping["before"] = self.before
+        for name, model in stopping.items():
+            adaptive = ModelDrafter(
+                model, runner, self.options, argmax=self.argmax, stop_below=stop_below, int8=True
+            )
+            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1])
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
 
     def decode(

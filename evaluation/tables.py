@@ -11,7 +11,12 @@ from evaluation.measures import machine_label, serving_label
 if TYPE_CHECKING:
     from rich.table import Table
 
-DRAFTER_NAMES = {"model": "drafter", "adaptive": "drafter, stops early", "ngram": "n-gram look-up"}
+DRAFTER_NAMES = {
+    "model": "drafter",
+    "adaptive": "drafter, stops early",
+    "before": "before training, stops early",
+    "ngram": "n-gram look-up",
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ def decode_table(evaluation: Mapping[str, Any]) -> TextTable:
         keys = ("drafter", "split", "num_speculative_tokens")
         if chosen is None and all(row[key] == best.get(key) for key in keys):
             chosen = len(rows)
-        up_to = "up to " if row["drafter"] == "adaptive" else ""
+        up_to = "up to " if row["drafter"] in ("adaptive", "before") else ""
         rows.append(
             (
                 DRAFTER_NAMES.get(row["drafter"], row["drafter"]),
