@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data.errors import UserError
-from data.files import replace_directory, write_json
+from data.files import write_json
 from distill.models import Target, empty_model, read_vocab
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ _PROBED = 16  # ids, spread over the vocabulary
 _TOLERANCE = 1e-2  # of a probe's largest value: the same embeddings in another dtype pass, other ones do not
 
 
-def write_compact(drafter: DraftModel, directory: Path, files: dict[str, str]) -> None:
-    """Write `drafter`, whose embeddings are the target's, into `directory`, whole or not at all.
+def write_compact(drafter: DraftModel, folder: Path) -> None:
+    """Write `drafter`, whose embeddings are the target's, into `folder`.
 
-    `files`: texts that go beside it, by name (a card). Raises `UserError` where it has a full vocabulary:
-    such a drafter is a model of its own.
+    Raises `UserError` where it has a full vocabulary: such a drafter is a model of its own.
     """
     from safetensors.torch import save_file
 
@@ -43,7 +42,7 @@ def write_compact(drafter: DraftModel, directory: Path, files: dict[str, str]) -
         raise UserError(
             "A compact drafter has a reduced draft vocabulary (draft.vocab_size); this one has none."
         )
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {"draft_vocab": drafter.vocab.cpu()}
     for name, value in drafter.model.state_dict().items():
         if name == _EMBEDDING:
             continue
@@ -51,17 +50,10 @@ def write_compact(drafter: DraftModel, directory: Path, files: dict[str, str]) -
             tensors[f"{name}.int8"], tensors[f"{name}.scale"] = quantize(value.float())
         else:
             tensors[name] = value.float()
-    tensors["draft_vocab"] = drafter.vocab.cpu()
-    probe = _probe(drafter.model.get_input_embeddings().weight.detach()).tolist()
-
-    def write(folder: Path) -> None:
-        save_file(tensors, folder / _WEIGHTS)
-        drafter.model.config.save_pretrained(folder)
-        write_json(folder / COMPACT, {"embedding_probe": probe})
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-
-    replace_directory(directory, write)
+    save_file(tensors, folder / _WEIGHTS)
+    drafter.model.config.save_pretrained(folder)
+    probe = _probe(drafter.model.get_input_embeddings().weight.detach())
+    write_json(folder / COMPACT, {"embedding_probe": probe.tolist()})
 
 
 def read_compact(directory: Path, target: Target) -> DraftModel:

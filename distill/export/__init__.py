@@ -6,8 +6,9 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Format = Literal["hf", "gguf"]
+Format = Literal["hf", "gguf", "compact"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+"""For transformers, vLLM and SGLang; for llama.cpp; for this tool, to start other drafters from."""
 
 
 class ExportConfig(BaseModel):

@@ -27,7 +27,15 @@ _SERVE = {
         "python3 serve/ask.py     # ask it, and read the acceptance back",
         "```",
     ],
+    "compact": [
+        "Not for servers: layers and head in 8 bits, without the target's embeddings. A recipe starts from "
+        "it by `draft: {init: {from: THIS DIRECTORY}}`, or `shipped:NAME` where it stands in "
+        "`recipes/drafters/NAME`, and exports what it makes of it.",
+    ],
 }
+
+
+_LIBRARIES = {"hf": "transformers", "gguf": "gguf", "compact": "draft-distill"}
 
 
 def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str, kind: Format = "hf") -> str:
@@ -41,7 +49,7 @@ def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str
     if re.fullmatch(r"[\w.-]+/[\w.-]+", target):
         lines.append(f"base_model: {json.dumps(target)}")
     lines += [
-        f"library_name: {'gguf' if kind == 'gguf' else 'transformers'}",
+        f"library_name: {_LIBRARIES[kind]}",
         "pipeline_tag: text-generation",
         "tags: [speculative-decoding, draft-model]",
         "---",

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError
 from data.files import write_json
 from distill.context import Run
 from distill.export import Format
@@ -92,6 +93,10 @@ def export(
     """
     from distill.export.directory import check_out_dir
 
+    if verify and kind == "compact":
+        raise UserError(
+            "A compact export is not for servers, so --verify has nothing to prove: leave it out."
+        )
     out_dir = out_dir.absolute()
     check_out_dir(out_dir, force)
     with ExitStack() as stack:
@@ -107,16 +112,17 @@ def export(
         "directory": str(out_dir),
         "format": kind,
         "verification": proof,
-        "commands": commands(out_dir),
+        "commands": [] if kind == "compact" else commands(out_dir),
     }
 
 
 def write(source: Source, kind: Format, out_dir: Path, *, force: bool) -> None:
     """Write one format."""
+    from distill.export.compact import export_compact
     from distill.export.gguf import export_gguf
     from distill.export.hf import export_hf
 
-    exporter = {"hf": export_hf, "gguf": export_gguf}[kind]
+    exporter = {"hf": export_hf, "gguf": export_gguf, "compact": export_compact}[kind]
     exporter(
         source.drafter,
         source.run.target_folder,
@@ -185,6 +191,6 @@ def report(answer: dict[str, Any]) -> str:
             for name, run in proof.get("races", {}).items()
         ]
         lines += [proof["verdict"]] if "verdict" in proof else []
-    return "\n".join(
-        [*lines, "Serve it with llama.cpp, ask it, and read the acceptance back:", *answer["commands"]]
-    )
+    if answer["commands"]:
+        lines += ["Serve it with llama.cpp, ask it, and read the acceptance back:", *answer["commands"]]
+    return "\n".join(lines)

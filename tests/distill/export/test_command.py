@@ -40,6 +40,24 @@ def test_recipe_and_registry_give_the_same_weights_proven(
     assert cli.main(["export", "models:/smoke@champion", "--out", str(tmp_path / "b"), "--force"]) == 0
 
 
+def test_a_recipe_starts_from_a_compact_export(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISTILL_RUNS", str(runs))
+    out = tmp_path / "general"
+    assert cli.main(["export", "models:/smoke@champion", "--format", "compact", "--out", str(out)]) == 0
+    assert json.loads((out / "manifest.json").read_text())["kind"] == "compact"
+    assert "draft: {init: {from: THIS DIRECTORY}}" in (out / "README.md").read_text()
+    small = ["sample.tokens=400", "train.tokens=400", f"draft.init.from={out}", "draft.init.layers=null"]
+    small.append("evaluate={prompts: 2, num_speculative_tokens: [3], max_new_tokens: 6}")
+    capfd.readouterr()
+    words = [word for setting in small for word in ("--set", setting)]
+    assert cli.main(["evaluate", "smoke", *words, "--json"]) == 0
+    evaluation = json.loads(capfd.readouterr().out)["evaluation"]
+    raced = {row["drafter"] for row in evaluation["decode"]}
+    assert raced == {"model", "adaptive", "before", "ngram"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -50,6 +68,7 @@ def test_recipe_and_registry_give_the_same_weights_proven(
         (["models:/smoke@champion", "--out", "x", "--set", "seed=2"], "--set"),
         (["models:/nobody@champion", "--out", "x"], "no candidate"),
         (["smoke", "--out", "x", "--format", "onnx"], "invalid choice"),
+        (["smoke", "--out", "x", "--format", "compact", "--verify"], "--verify"),
     ],
 )
 def test_what_does_not_go_together_is_said(
