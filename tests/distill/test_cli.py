@@ -77,8 +77,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     words = (*cli.STAGE_COMMANDS, "preflight", "compare", "promote", "report", "sync")
     assert all(word in text for word in words)
-        word in text for word in (*cli.STAGE_COMMANDS, "preflight", "compare", "promote", "report", "sync")
-    )
 
 
 NOISE = """
