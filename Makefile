@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 TOP   := $(BIN)/distill
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate select export compare promote report preflight ui smoke test lint format
+.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui smoke test lint format
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,9 @@ compare: $(STAMP) ## Rank the candidates of all runs by measured speedup
 
 promote: $(STAMP) ## Measure CANDIDATE=models:/NAME/VERSION against the champion, and crown it where it is faster
 	$(TOP) promote "$$CANDIDATE" $(ARGS)
+
+sync: $(STAMP) ## Send what was kept here while the MLflow server was gone
+	$(TOP) sync $(ARGS)
 
 ui: $(STAMP) ## Open MLflow on http://127.0.0.1:5000
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --host 127.0.0.1 --port 5000 --workers 1 \

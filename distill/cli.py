@@ -113,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     promote.add_argument("candidate", help="models:/NAME/VERSION, or m-ID as `distill compare` prints them")
     promote.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     promote.set_defaults(command=_promote)
+    text = "send what was kept here while the MLflow server was gone"
+    sync = commands.add_parser("sync", allow_abbrev=False, help=text, description=text)
+    sync.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    sync.set_defaults(command=_sync)
     _recipe_command(commands, "report", "evaluate, and open the report of the drafter").set_defaults(
         command=_report
     )
@@ -215,6 +219,15 @@ def _report(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     if not options.json:
         webbrowser.open(page.as_uri())
     return {"report": str(page)}, code
+
+
+def _sync(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.sync import sync
+
+    sent = sync(runs_folder(), _say)
+    if not options.json:
+        print(f"{sent['runs']} runs and {sent['candidates']} candidates sent")
+    return {**sent}, 0
 
 
 def _promote(options: argparse.Namespace) -> tuple[dict[str, Any], int]:

@@ -217,7 +217,7 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
     from distill.tracking import tracking_uri
     from evaluation.measures import candidate_metrics, candidate_params
     from evaluation.report import comparison_page
-    from evaluation.selection import candidates, rank
+    from evaluation.selection import Decision, candidates, rank
     from evaluation.selection import select as choose
 
     recipe = run.recipe
@@ -233,6 +233,11 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
         name,
         papers=[measured / "evaluation.json", measured / "certificate.json", measured / "report.html"],
     )
+    if tracker.offline:
+        reason = "MLflow's server is gone: `distill sync` sends the candidate and decides."
+        decision = Decision(candidate.model_id, candidate.version, False, reason)
+        write_json(folder / "selection.json", {"name": name, **dataclasses.asdict(decision)})
+        return
     decision = choose(tracker.client, name, candidate.model_id)
     write_json(folder / "selection.json", {"name": name, **dataclasses.asdict(decision)})
     write_atomic(folder / "comparison.html", comparison_page(rank(candidates(tracking_uri(run.runs_dir)))))

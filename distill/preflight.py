@@ -10,6 +10,9 @@ import math
 import os
 import shutil
 import struct
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -94,6 +97,7 @@ def check(recipe: Recipe, runs_dir: Path) -> Findings:
         findings.items += _check_model("drafter", recipe.draft.init.from_, recipe.draft.revision, hub)
     for source in recipe.data.prompts:
         findings.items += _check_prompts(source.source, hub)
+    findings.items += _check_tracking()
     sizes = _sizes(recipe)
     if sizes is None:
         text = "unknown: an `estimate` section (see recipes/llama-1b.yaml) has memory and disk checked"
@@ -254,6 +258,30 @@ class _Hub:
         wanted = (".safetensors", ".json", ".parquet", ".jsonl")
         files = getattr(info, "siblings", None) or []
         return sum(int(file.size or 0) for file in files if file.rfilename.endswith(wanted))
+
+
+def _check_tracking() -> Iterator[Finding]:
+    """Does the MLflow server answer, where one is named? Any answer will do: access is its own matter."""
+    from distill.redact import redact
+
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if not uri.startswith(("http://", "https://")):
+        return
+    shown = redact(uri)
+    try:
+        parts = urllib.parse.urlsplit(uri)
+        plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # urllib reads no password
+        urllib.request.urlopen(f"{plain.rstrip('/')}/health", timeout=HUB_SECONDS).close()
+    except urllib.error.HTTPError:
+        pass
+    except (OSError, ValueError) as error:
+        text = (
+            f"no MLflow server answers at {shown} ({redact(str(error))}): "
+            "start it, or unset MLFLOW_TRACKING_URI"
+        )
+        yield Finding("blocks", "MLflow", text)
+        return
+    yield Finding("ok", "MLflow", shown)
 
 
 # --- sizes ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from data.errors import UserError
 from data.files import canonical_hash, sha256_file
@@ -81,8 +81,8 @@ class Tracker:
             Path(runs_dir).mkdir(parents=True, exist_ok=True)
         artifacts = (Path(runs_dir).resolve() / "mlartifacts").as_uri() if local else None
         try:
-            client = open_client(uri)
-            experiment_id = _experiment(client, safe_name(target_name), artifacts)
+            client = _client(uri, runs_dir, safe_name(target_name))
+            experiment_id = find_or_make_experiment(client, safe_name(target_name), artifacts)
             run = client.create_run(experiment_id, run_name=recipe_name, tags={"recipe": recipe_name})
         except MlflowException as error:
             raise UserError(f"MLflow at {redact(uri)} cannot be used: {redact(str(error))}") from error
@@ -90,6 +90,11 @@ class Tracker:
         tracker.log_params(recipe_resolved)
         client.log_dict(tracker.run_id, redacted(recipe_resolved), "recipe.json")
         return tracker
+
+    @property
+    def offline(self) -> bool:
+        """Is MLflow's server gone, and what is logged kept for `distill sync`?"""
+        return bool(getattr(self.client, "offline", False))
 
     def __enter__(self) -> Tracker:
         return self
@@ -186,6 +191,31 @@ class Tracker:
         neither `compare` nor `resolve_candidate` accepts. Raises `UserError` when `drafter_dir` is no
         safetensors drafter.
         """
+        online = not self.offline
+        try:
+            return self._register(
+                drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers
+            )
+        except Exception:
+            if not (online and self.offline):
+                raise
+            # The server died in between: begin again, in the local store.
+            return self._register(
+                drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers
+            )
+
+    def _register(
+        self,
+        drafter_dir: Path,
+        metrics: Mapping[str, float],
+        params: Mapping[str, Any],
+        dataset_name: str,
+        dataset_digest: str,
+        model_name: str,
+        papers: Sequence[Path],
+    ) -> Candidate:
+        from mlflow.exceptions import MlflowException
+
         files = drafter_files(drafter_dir)
         model = self.client.create_logged_model(
             self.experiment_id,
@@ -206,7 +236,8 @@ class Tracker:
             version = self._new_version(model_name, model)
             self.client.finalize_logged_model(model.model_id, "READY")
         except BaseException:
-            self.client.finalize_logged_model(model.model_id, "FAILED")
+            with contextlib.suppress(MlflowException):  # a model on a server that is gone
+                self.client.finalize_logged_model(model.model_id, "FAILED")
             raise
         candidate = Candidate(model.model_id, version)
         self._candidates.append((model_name, candidate))
@@ -250,6 +281,16 @@ class Tracker:
             model_id=model.model_id,
         )
         return str(version.version)
+
+
+def _client(uri: str, runs_dir: Path, experiment: str) -> MlflowClient:
+    """A client for `uri`; one of a server goes on with a local store where the server dies."""
+    from distill.failover import FailoverClient
+
+    client = open_client(uri)
+    if not uri.startswith(("http://", "https://")):
+        return client
+    return cast("MlflowClient", FailoverClient(client, runs_dir, experiment))
 
 
 def drafter_files(drafter_dir: Path) -> list[Path]:
@@ -349,7 +390,8 @@ def _named_model(client: MlflowClient, reference: str) -> str:
     return str(version.tags["model_id"])
 
 
-def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
+def find_or_make_experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    """The id of an experiment; `UserError` where it was deleted."""
     found = client.get_experiment_by_name(name)
     if found is None:
         return str(client.create_experiment(name, artifact_location=artifacts))

@@ -119,6 +119,9 @@ def open_client(tracking_uri: str) -> MlflowClient:
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault(
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3"
+    )  # the default waits minutes for a dead server
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for --json
     from mlflow import MlflowClient
 

@@ -8,6 +8,7 @@ import pytest
 
 from distill import cli
 from distill.cli import STAGE_COMMANDS
+from distill.gate import parse
 from distill.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -44,8 +45,12 @@ def test_a_command_exists_with_its_recipe_and_settings(command: str) -> None:
 
 
 def overrides(arguments: list[str]) -> list[str]:
-    assert all(flag == "--set" for flag in arguments[::2]), arguments
-    return arguments[1::2]
+    pairs = list(zip(arguments[::2], arguments[1::2], strict=True))
+    assert {flag for flag, _ in pairs} <= {"--set", "--require"}, arguments
+    for flag, value in pairs:
+        if flag == "--require":
+            parse(value)
+    return [value for flag, value in pairs if flag == "--set"]
 
 
 def test_settings_in_the_text_are_settings_of_a_recipe() -> None:

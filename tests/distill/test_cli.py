@@ -75,7 +75,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in (*cli.STAGE_COMMANDS, "preflight", "compare", "promote", "report"))
+    words = (*cli.STAGE_COMMANDS, "preflight", "compare", "promote", "report", "sync")
+    assert all(word in text for word in words)
 
 
 NOISE = """

@@ -168,3 +168,23 @@ def test_a_folder_that_is_there_is_no_hub_id(tmp_path: Path, monkeypatch: pytest
     assert identity.model_form("org/name") == "hub"
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert identity.model_form("org/name") == "local"
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_dead_tracking_server_is_found_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alive: bool
+) -> None:
+    import http.server
+    import threading
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    if not alive:
+        server.shutdown()
+        server.server_close()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{server.server_port}")
+    (found,) = [item for item in check(load_recipe("smoke"), tmp_path).items if item.what == "MLflow"]
+    assert found.level == ("ok" if alive else "blocks")
+    assert "secret" not in found.text
+    if alive:
+        server.shutdown()

@@ -1,0 +1,103 @@
+"""`distill sync`: send what was kept locally while MLflow's server was gone (`distill.failover`)."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data.errors import UserError
+from distill.failover import CONTINUES, FOLDER, unsent_store
+from distill.stages import Say
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SENT = "sent"
+"""Tag of a local run that is on the server, so that an interrupted `sync` sends none twice."""
+
+
+def sync(runs_dir: Path, say: Say) -> dict[str, int]:
+    """Send every kept run with its parameters, measures, files and candidates, then drop the local store.
+
+    Raises `UserError` where the server still cannot be reached; what was not sent stays.
+    """
+    from mlflow.exceptions import MlflowException
+
+    from distill.redact import redact
+    from distill.tracking import tracking_uri
+    from evaluation.selection import open_client
+
+    sent = {"runs": 0, "candidates": 0}
+    if not (runs_dir / FOLDER / "mlflow.db").exists():
+        return sent
+    if tracking_uri(runs_dir) == unsent_store(runs_dir):
+        raise UserError("MLFLOW_TRACKING_URI names the store of what is not sent: name the server.")
+    local, server = open_client(unsent_store(runs_dir)), open_client(tracking_uri(runs_dir))
+    try:
+        for experiment in local.search_experiments(filter_string="name != 'Default'"):
+            runs = local.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+            for run in runs:
+                if SENT not in run.data.tags:
+                    sent["candidates"] += _send(local, server, experiment.name, run, say)
+                    sent["runs"] += 1
+    except MlflowException as error:
+        raise UserError(f"MLflow cannot be reached or refused: {redact(str(error))}") from error
+    shutil.rmtree(runs_dir / FOLDER)
+    return sent
+
+
+def _send(local: "MlflowClient", server: "MlflowClient", experiment: str, run: Any, say: Say) -> int:
+    """One run, onto the one that it continues or as a new one; the number of its candidates."""
+    from distill.tracking import Tracker, find_or_make_experiment
+
+    tags, run_id = run.data.tags, run.info.run_id
+    experiment_id = find_or_make_experiment(server, experiment, None)
+    target = tags.get(CONTINUES)
+    if target is None:
+        kept = {key: value for key, value in tags.items() if key != "mlflow.parentRunId"}
+        if parent := tags.get("mlflow.parentRunId"):
+            kept["mlflow.parentRunId"] = local.get_run(parent).data.tags[SENT]
+        made = server.create_run(experiment_id, run.info.start_time, kept, run.info.run_name)
+        target = str(made.info.run_id)
+    tracker = Tracker(server, target, experiment_id, tags.get("recipe", ""), experiment)
+    tracker.log_params(run.data.params)
+    for name in run.data.metrics:
+        for point in local.get_metric_history(run_id, name):
+            server.log_metric(target, name, point.value, point.timestamp, point.step)
+    for tag in ("error",):
+        if tag in tags:
+            server.set_tag(target, tag, tags[tag])
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in local.list_artifacts(run_id):
+            tracker.log_artifact(Path(local.download_artifacts(run_id, file.path, scratch)))
+    models = local.search_logged_models([run.info.experiment_id])
+    own = [model for model in models if model.source_run_id == run_id and str(model.status) == "READY"]
+    for model in own:
+        _send_candidate(local, tracker, model, say)
+    server.set_terminated(target, run.info.status)
+    local.set_tag(run_id, SENT, target)
+    return len(own)
+
+
+def _send_candidate(local: "MlflowClient", tracker: Any, model: Any, say: Say) -> None:
+    """Register a kept candidate on the server, and decide there whether it becomes champion."""
+    from mlflow.artifacts import download_artifacts
+
+    from evaluation.selection import select
+
+    name = next(
+        version.name
+        for version in local.search_model_versions()
+        if version.tags.get("model_id") == model.model_id
+    )
+    metrics = {metric.key: metric.value for metric in model.metrics or []}
+    dataset = next(iter(model.metrics))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(download_artifacts(artifact_uri=model.artifact_location, dst_path=scratch))
+        papers = sorted((folder / "evaluation").glob("*"))
+        candidate = tracker.register_candidate(
+            folder, metrics, model.params, dataset.dataset_name, dataset.dataset_digest, name, papers
+        )
+    decision = select(tracker.client, name, candidate.model_id)
+    standing = "is now champion" if decision.promoted else "is not champion"
+    say(f"{name} version {decision.version} {standing}: {decision.reason}")
