@@ -71,8 +71,6 @@ def run(
     prompts.
     """
 
-    from evaluation.speed import stop_threshold
-
     def measure(name: str, compute: Callable[[], Any]) -> Any:
         path = directory / f"{name}.json"
         if not path.exists():
@@ -84,21 +82,23 @@ def run(
     costs = measure("costs", evaluation.costs)
     by_batch = measure("costs-by-batch", evaluation.costs_by_batch)
     theirs = measure("transformers-plain", evaluation.transformers_plain)
-    threshold = stop_threshold(costs)
 
-    def decode(name: str, split: str, batch_size: int) -> dict[str, Any]:
-        work = partial(evaluation.decode, split, batch_size, threshold, after["matches"], on_group)
+    serving = evaluation.serving
+    costs_of = {serving.batch_size: costs}
+    costs_of |= {row["batch_size"]: row for row in by_batch if row["batch_size"] != serving.batch_size}
+
+    def decode(name: str, split: str, size: int) -> dict[str, Any]:
+        work = partial(evaluation.decode, split, size, costs_of[size], after["matches"], on_group)
         decoded: dict[str, Any] = measure(name, work)
         return decoded
 
-    serving = evaluation.serving
     decoded = {split: decode(f"decode-{split}", split, serving.batch_size) for split in SPLITS}
     headline = evaluation.headline_split()
     batches = [
         decode(f"decode-{headline}-batch-{size}", headline, size) for size in evaluation.other_batch_sizes()
     ]
     rows = [row for part in decoded.values() for row in part["rows"]]
-    certificate = measure("certificate", lambda: evaluation.certificate(threshold, rows))
+    certificate = measure("certificate", lambda: evaluation.certificate(costs, rows))
     result = {
         "machine": machine,
         "data_digest": data_digest,

@@ -129,29 +129,34 @@ class Evaluation:
         """The batch sizes to measure beside the serving one."""
         return [size for size in self.config.batch_sizes if size != self.serving.batch_size]
 
-    def decoders(self, stop_below: float, batch_size: int) -> dict[str, Decoder]:
+    def decoders(self, costs: dict[str, Any], batch_size: int) -> dict[str, Decoder]:
         """The decoders that race, over one target runner, by drafter and K.
 
         Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
-        to the largest K, that stops where going on would not pay (`stop_below`); "before": the one it was
-        trained from, likewise; n-gram look-up at the smallest K.
+        to the largest K, that stops where by the measured `costs` going on would not pay, under a guard that
+        pauses it where it loses; "before": the one it was trained from, likewise; n-gram look-up at the
+        smallest K.
         """
+        from evaluation.cost_model import round_cost
         from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
         from evaluation.decoder.engine import Decoder
+        from evaluation.decoder.guard import Guard
         from evaluation.decoder.runner import Runner
+        from evaluation.speed import stop_threshold
 
         runner, model_drafter = self.runner, self.model_drafter
         if batch_size != self.serving.batch_size:
             runner = Runner(self.model, batch_size, self.length)
             model_drafter = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax, int8=True)
 
-        def decoder(drafter: Any, count: int) -> Decoder:
+        def decoder(drafter: Any, count: int, guard: Guard | None = None) -> Decoder:
             return Decoder(
                 runner,
                 eos_ids=self.eos_ids,
                 options=self.options,
                 drafter=drafter,
                 num_speculative_tokens=count,
+                guard=guard,
             )
 
         counts = self.config.num_speculative_tokens
@@ -162,16 +167,17 @@ class Evaluation:
             stopping["before"] = self.before
         for name, model in stopping.items():
             adaptive = ModelDrafter(
-                model, runner, self.options, argmax=self.argmax, stop_below=stop_below, int8=True
+                model, runner, self.options, argmax=self.argmax, stop_below=stop_threshold(costs), int8=True
             )
-            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1])
+            guard = Guard([round_cost(costs, drafts) for drafts in range(counts[-1] + 1)])
+            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1], guard)
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
 
     def decode(
         self,
         split: str,
         batch_size: int,
-        stop_below: float,
+        costs: dict[str, Any],
         matches: dict[str, dict[str, Any]],
         on_group: Callable[[], None],
     ) -> dict[str, Any]:
@@ -183,7 +189,7 @@ class Evaluation:
         groups = self.groups(split, batch_size)
         if not groups:
             return {"plain": None, "rows": []}
-        timings = race(self.decoders(stop_below, batch_size), groups, on_group)
+        timings = race(self.decoders(costs, batch_size), groups, on_group)
         plain = timings.pop("plain")
         rows = []
         for name, timing in timings.items():
@@ -235,13 +241,14 @@ class Evaluation:
         ]
         return {**count_verdicts(verdicts)}
 
-    def certificate(self, stop_below: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def certificate(self, costs: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The losslessness certificate of the headline path (`evaluation.lossless`).
 
         At temperature 0 the outputs behind the decode `rows` of the drafter are its greedy part.
         """
         from evaluation.decoder.sampling import SamplingOptions
         from evaluation.lossless import DecodingPath, certify
+        from evaluation.speed import stop_threshold
 
         own = [row for row in rows if row["drafter"] in ("model", "adaptive")]
         greedy = None
@@ -256,7 +263,7 @@ class Evaluation:
             self.drafter,
             self.config.num_speculative_tokens[-1],
             self.argmax,
-            stop_below,
+            stop_threshold(costs),
             prompts,
         )
         sampling = SamplingOptions(self.serving.temperature or 1.0, self.serving.top_p)
