@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from evaluation import lossless
-from evaluation.decoder import engine
+from evaluation.decoder import judge
 from evaluation.decoder.drafters import Draft, Drafter, DraftModel, DraftState, ModelDrafter
 from evaluation.decoder.engine import Decoder, Request
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
+from evaluation.decoder.verify import BlockRule, MatchRule, within
 from evaluation.lossless import DecodingPath, certify, compare_greedy, describe
 from tests.evaluation.decoder.tiny_models import llama
 
@@ -105,22 +106,25 @@ def test_a_drafter_that_lies_about_its_distribution_does_not_get_it() -> None:
     assert describe(found).startswith("NOT lossless")
 
 
-def without_residual(target_probs: Any, draft_probs: Any, accepted: Any, proposed: Any) -> torch.Tensor:
-    return target_probs[torch.arange(len(accepted)), accepted]
+class WithoutResidual(BlockRule):
+    def next_token_probs(self, *states: Any) -> torch.Tensor:
+        target_probs, *_, accepted, _ = states
+        return target_probs[torch.arange(len(accepted)), accepted]
 
 
-def everything_accepted(target_ids: Any, drafted: Any, proposed: Any) -> torch.Tensor:
-    return proposed
+class EverythingAccepted(MatchRule):
+    def accept_probabilities(self, target_ids: Any, drafted: Any, proposed: Any) -> torch.Tensor:
+        return within(proposed, drafted.shape[1]).double()
 
 
 def test_a_rule_without_the_residual_does_not_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "next_token_probs", without_residual)
+    monkeypatch.setattr(judge, "BLOCK", WithoutResidual())
     found = certificate(path())
     assert not found["holds"] and found["sampled"]["law_p_value"] < lossless.ALPHA
 
 
 def test_greedy_verification_that_accepts_everything_does_not_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "verify_greedy", everything_accepted)
+    monkeypatch.setattr(judge, "MATCH", EverythingAccepted())
     found = certificate(path())
     assert not found["holds"] and found["greedy"]["bugs"] > 0
     assert "greedy outputs differ" in found["reasons"][0]
