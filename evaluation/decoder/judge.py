@@ -64,6 +64,8 @@ class Judge:
             verdict = share(probabilities(logits, self.options), draft, draws)
         else:
             verdict = self.reject(probabilities(logits, self.options), draft, draws)
+        if not draft.ids.shape[1]:
+            verdict.expected = {}  # no drafts, no rule
         # The maximum of logits with a NaN is NaN. What stands behind a row's drafts is no part of it.
         read = torch.arange(logits.shape[1], device=logits.device) <= draft.proposed[:, None]
         sound = (logits.amax(dim=2).isfinite() | ~read).all(dim=1)

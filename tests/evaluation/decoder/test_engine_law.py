@@ -214,6 +214,7 @@ def test_expected_acceptance_accumulates_beside_the_actual(settings: dict) -> No
     error = differences.std() / len(outputs) ** 0.5
     assert 2 * norm.sf(abs(float(differences.mean() / error))) > 1e-4
     expected = engine.account.expected
+    assert set(expected) == ({"block", "token"} if used in ("block", "token") else {used})
     if used == "block":
         assert expected["block"] > 1.01 * expected["token"]
     assert expected[used] == pytest.approx(engine.account.accepted, rel=0.05)
