@@ -30,7 +30,7 @@ def beside_llama_cpp(
     with tempfile.TemporaryDirectory(prefix="distill-bench-") as scratch, ExitStack() as servers:
         folder = Path(scratch) / "drafter"
         folder.mkdir()
-        build_hf(drafter_dir, target_dir, folder, {}, bench.prompts)
+        build_hf(drafter_dir, target_dir, folder, {"num_speculative_tokens": count}, bench.prompts)
         files = {name: Path(scratch) / f"{name}.gguf" for name in ("target", "draft")}
         convert(target_dir, files["target"], "f32")
         convert(folder, files["draft"], "f32")

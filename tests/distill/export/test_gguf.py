@@ -231,9 +231,7 @@ def test_the_verdict_says_slower_where_it_is_and_why() -> None:
     assert "is faster" in verdict(RACE, FILES, 4)
     unsure = verdict(replace(RACE, speedup={"mean": 1.1, "low": 0.9, "high": 1.3}), FILES, 4)
     assert "not clearly faster" in unsure and "2.00 tokens" in unsure
-    slower = verdict(
-        replace(RACE, speedup={"mean": 0.7, "low": 0.6, "high": 0.8}, round_cost=2.9), "t", "d", 4
-    )
+    slower = verdict(replace(RACE, speedup={"mean": 0.7, "low": 0.6, "high": 0.8}, round_cost=2.9), FILES, 4)
     assert "is slower" in slower and "costs 2.90 plain steps" in slower and "Do not speculate" in slower
 
 
