@@ -1,10 +1,13 @@
 """The shipped recipes: each validates, is flat and short, and says what it needs."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
+from data.files import sha256_file
 from distill.recipe import COMMIT, RECIPES, load_recipe, recipe_names
 from distill.recipe_file import RecipeError
 
@@ -56,3 +59,13 @@ def test_an_unknown_key_in_any_section_is_refused(
     assert {f"{section}.surprise" for section in sections} <= {
         problem.path for problem in caught.value.problems
     }
+
+
+@pytest.mark.parametrize("folder", sorted((RECIPES / "drafters").iterdir()), ids=lambda path: path.name)
+def test_shipped_drafters_are_small_whole_and_have_a_card(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["kind"] == "compact" and manifest["measured"]["decode"]["prompts"] >= 30
+    assert {path.name for path in folder.iterdir()} == {*manifest["files"], "manifest.json"}
+    assert all(sha256_file(folder / name) == digest for name, digest in manifest["files"].items())
+    assert (folder / "drafter.safetensors").stat().st_size <= 20_000_000
+    assert manifest["facts"]["recipe"] in NAMES and "## Measured" in (folder / "README.md").read_text()
