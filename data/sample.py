@@ -46,6 +46,10 @@ class SampleConfig(BaseModel):
     endpoint: EndpointConfig | None = None
     """Who serves the target; for the engines `openai` and `batch`."""
     vllm: VllmConfig | None = None
+    drafter: str | None = None
+    """With `builtin`: sample through speculation with this drafter, `models:/NAME@ALIAS`, `shipped:NAME` or a
+    folder. The samples are plain sampling's by the rule "shared_noise", whatever the drafter."""
+    num_speculative_tokens: int = Field(default=3, ge=1)
 
     @field_validator("temperature")
     @classmethod
@@ -67,13 +71,18 @@ class SampleConfig(BaseModel):
             raise ValueError("engine openai needs endpoint.url, such as http://127.0.0.1:8000/v1")
         if self.vllm is not None and self.engine != "vllm":
             raise ValueError(f"settings of vllm are for the engine vllm: leave them out with {self.engine}")
+        if self.drafter is not None and self.engine != "builtin":
+            raise ValueError(f"a drafter is for the engine builtin: leave it out with {self.engine}")
         return self
 
     def identity(self) -> dict[str, Any]:
         """What decides the samples, for the stage's key: options that are not in use are no part of it."""
-        part = self.model_dump(mode="json", exclude={"endpoint", "vllm"})
+        part = self.model_dump(mode="json", exclude={"endpoint", "vllm", "drafter", "num_speculative_tokens"})
         if self.endpoint is not None:
             part["endpoint"] = self.endpoint.identity()
+        if self.drafter is not None:  # which one decides near ties alone, and is told by its digest
+            part["rule"] = "shared_noise"
+            part["num_speculative_tokens"] = self.num_speculative_tokens
         return part
 
 

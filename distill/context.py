@@ -149,6 +149,8 @@ class Run:
             "signal_temperature": self.kept_signal_temperature,
         }
         read = {"target": model_digest(self.target_folder), "prompts": prompts_digest(prompts)}
+        if self.sampling_drafter_folder is not None:
+            read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)
         sample = Stage("sample", root, sampled, read)
         trained = {"seed": recipe.seed, "draft": part["draft"], "train": part["train"], "metric": self.metric}
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
@@ -185,17 +187,27 @@ class Run:
         draft = self.recipe.draft
         if draft.init.from_ == "target":
             return None
-        if model_form(draft.init.from_) == "candidate":
-            return self.candidate(draft.init.from_)
-        return resolve_model(draft.init.from_, draft.revision, self.cache, "draft.init.from")
+        return self._folder(draft.init.from_, draft.revision, "draft.init.from")
+
+    @cached_property
+    def sampling_drafter_folder(self) -> Path | None:
+        """The folder of the drafter that sampling speculates with; None where it does not."""
+        drafter = self.recipe.sample.drafter
+        return None if drafter is None else self._folder(drafter, None, "sample.drafter")
+
+    def _folder(self, model: str, revision: str | None, what: str) -> Path:
+        if model_form(model) == "candidate":
+            return self.candidate(model)
+        return resolve_model(model, revision, self.cache, what)
 
     def _init_digest(self) -> str:
+        folder = self.init_folder
+        return "target" if folder is None else self._digest(self.recipe.draft.init.from_, folder)
+
+    def _digest(self, model: str | None, folder: Path) -> str:
         from distill.tracking import drafter_digest
 
-        folder = self.init_folder
-        if folder is None:
-            return "target"
-        candidate = model_form(self.recipe.draft.init.from_) == "candidate"
+        candidate = model is not None and model_form(model) == "candidate"
         return drafter_digest(folder) if candidate else model_digest(folder)
 
 

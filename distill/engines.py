@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data.engines import SampleRequest, SamplingEngine
 from data.openai_api import AnswerReader
 from data.records import shard_path
 from data.sample import adopt_shard, plan
+from distill.identity import model_form
 
 if TYPE_CHECKING:
     from distill.context import Run
+    from evaluation.decoder.drafters import DraftModel
 
 
 def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEngine:
@@ -49,15 +51,32 @@ def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEn
             max_length=max_length,
             eos_ids=run.eos_ids,
         )
+    shape: dict[str, Any] = {
+        "eos_ids": run.target.eos_ids,
+        "batch_size": config.batch_size,
+        "max_length": max_length,
+        "signal_temperature": run.kept_signal_temperature,
+    }
+    if run.sampling_drafter_folder is not None:
+        from distill.self_acceleration import SpeculativeSampler
+
+        drafter = sampling_drafter(run, run.sampling_drafter_folder)
+        return SpeculativeSampler(run.target.model, drafter, config.num_speculative_tokens, **shape)
     from evaluation.decoder.sampler import BuiltinSampler
 
-    return BuiltinSampler(
-        run.target.model,
-        eos_ids=run.target.eos_ids,
-        batch_size=config.batch_size,
-        max_length=max_length,
-        signal_temperature=run.kept_signal_temperature,
-    )
+    return BuiltinSampler(run.target.model, **shape)
+
+
+def sampling_drafter(run: Run, folder: Path) -> DraftModel:
+    """The drafter of `sample.drafter`, on the target's device."""
+    from distill.drafter import read_drafter
+    from distill.models import load_drafter
+
+    name = run.recipe.sample.drafter
+    assert name is not None
+    if model_form(name) == "candidate":
+        return load_drafter(folder, run.device)
+    return read_drafter(folder, name, run.target)
 
 
 def answer_reader(run: Run) -> AnswerReader:

@@ -142,7 +142,10 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     summary = _read(folder / SUMMARY)
     tracker.log_metrics({"sample/tokens": tokens, **sample_metrics(summary)})
     tracker.log_artifact(folder / SUMMARY)
-    return sample_notes(summary)
+    gains = getattr(engine, "gains", [])  # of a drafter, where one was used in this session
+    for gain in gains:
+        tracker.log_metrics({f"sample/speedup_t{gain.temperature:g}": gain.speedup})
+    return [*sample_notes(summary), *(gain.note() for gain in gains)]
 
 
 def train(run: Run, folder: Path, tracker: "Tracker") -> None:

@@ -191,7 +191,7 @@ def _check_prompts(text: str, hub: "_Hub") -> Iterator[Finding]:
     what = f"prompts {source.kind}:{source.place}"
     if source.kind == "hub":
         yield hub.look(what, source.place, source.revision, "dataset")
-    elif source.kind in ("file", "specbench"):
+    elif source.kind in ("file", "log", "specbench"):
         path = Path(source.place).expanduser()
         if not path.is_file():
             yield Finding("blocks", what, f"no file {path}")
@@ -286,8 +286,12 @@ def _check_tracking() -> Iterator[Finding]:
 
 
 def _check_engine(recipe: Recipe) -> Iterator[Finding]:
-    """Notes only: a sampling that is finished needs its engine no more, and one that begins says the same."""
+    """What samples elsewhere and is missing is worth a note alone: a finished sampling needs it no more, and
+    one that begins says the same.
+    """
     sample = recipe.sample
+    if sample.drafter is not None:
+        yield from _check_model("sampling drafter", sample.drafter, None, _Hub())
     if sample.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         yield Finding("note", "vLLM", "not installed, and sampling needs it: `pip install -e '.[vllm]'`")
     if sample.engine == "openai" and sample.endpoint is not None and sample.endpoint.url is not None:
