@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from data.errors import UserError
+
 if TYPE_CHECKING:
     from data.signals import Signals
+
+FAILURES_IN_A_ROW = 10
+"""So many failed answers one after another are no bad luck: the server is gone, or misunderstood."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,10 @@ class SampleRequest:
 
     prompt: Sequence[int]
     seed: int
+    id: str = ""
+    """Tells the samples of a stage apart; stands in what is handed to others."""
+    messages: Sequence[tuple[str, str]] = ()
+    """The (role, content) that `prompt` was rendered from, for engines that render it themselves."""
 
 
 @dataclass
@@ -28,6 +37,15 @@ class Completion:
     """"stop" or "length"."""
     signals: Signals | None
     """What the target knew at each new token; None from an engine that cannot tell."""
+    reencoded: bool = False
+    """The engine gave text alone, so `tokens` are our tokenizer's reading of it."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """No usable answer to one request, and why: the sample is quarantined."""
+
+    reason: str
 
 
 class SamplingEngine(Protocol):
@@ -42,5 +60,24 @@ class SamplingEngine(Protocol):
         temperature: float,
         max_new_tokens: int,
         on_tokens: Callable[[int], None],
-    ) -> list[Completion]:
+    ) -> Sequence[Completion | Failure]:
         """Continue every request; `on_tokens` hears numbers of new tokens as they come."""
+
+
+class FailureStreak:
+    """Ends the work with a `UserError` where too many answers in a row have failed."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def hear(self, result: Completion | Failure) -> None:
+        """Count one result."""
+        if isinstance(result, Completion):
+            self.length = 0
+            return
+        self.length += 1
+        if self.length >= FAILURES_IN_A_ROW:
+            raise UserError(
+                f"{self.length} answers in a row failed, the last one with: {result.reason}. Finished shards "
+                "are kept: mend that and run the same command to go on."
+            )

@@ -1,4 +1,6 @@
-"""Where prompts come from: the shipped sets, files, Spec-Bench and the hub, read into one kind of record."""
+"""Where prompts come from: the shipped sets, files, request logs, Spec-Bench and the hub, read into one
+kind of record.
+"""
 
 import json
 import logging
@@ -54,7 +56,7 @@ class ParsedSource:
     """A source string taken apart. `place` is a set's name, a path or a hub name; the rest is for the hub
     only."""
 
-    kind: str  # builtin | file | specbench | hub
+    kind: str  # builtin | file | log | specbench | hub
     place: str
     revision: str = ""
     split: str = "train"
@@ -66,7 +68,7 @@ def parse_source(text: str) -> ParsedSource:
     kind, _, place = text.partition(":")
     if kind == "builtin" and place in _builtin_names():
         return ParsedSource(kind, place)
-    if kind in ("file", "specbench") and place:
+    if kind in ("file", "log", "specbench") and place:
         return ParsedSource(kind, place)
     # A branch or a tag may move, and the run's results with it: only a commit pins a data set.
     hub = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)@([0-9a-f]{40})(?::([\w.-]+)(?::([\w.-]+))?)?", place)
@@ -74,8 +76,8 @@ def parse_source(text: str) -> ParsedSource:
         return ParsedSource(kind, hub[1], hub[2], hub[3] or "train", hub[4] or "")
     raise UserError(
         f"prompt source {text!r} is not known: write builtin:NAME (NAME is {', '.join(_builtin_names())}), "
-        "file:PATH (JSONL), specbench:PATH, or hub:DATASET@REVISION[:split[:column]] with a full commit hash "
-        "as REVISION"
+        "file:PATH (JSONL or Parquet), log:PATH (JSONL of OpenAI requests), specbench:PATH, or "
+        "hub:DATASET@REVISION[:split[:column]] with a full commit hash as REVISION"
     )
 
 
@@ -88,6 +90,7 @@ def read_source(text: str) -> list[Prompt]:
     readers: dict[str, Callable[[str, ParsedSource], list[Prompt]]] = {
         "builtin": _read_builtin,
         "file": _read_file,
+        "log": _read_log,
         "specbench": _read_specbench,
         "hub": _read_hub,
     }
@@ -132,9 +135,27 @@ def _read_jsonl(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return rows
 
 
+def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a Parquet file without their empty cells, each with the place to name in messages."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (OSError, arrow.ArrowException) as error:
+        raise UserError(
+            f"prompt file {path} cannot be read ({error}): give the path of a Parquet file"
+        ) from error
+    return [
+        (f"{path} row {number}", {key: value for key, value in row.items() if value is not None})
+        for number, row in enumerate(rows)
+    ]
+
+
 def _read_file(source: str, parsed: ParsedSource) -> list[Prompt]:
     prompts = []
-    for where, row in _read_jsonl(Path(parsed.place).expanduser()):
+    path = Path(parsed.place).expanduser()
+    for where, row in _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path):
         if ("prompt" in row) == ("messages" in row):
             raise UserError(
                 f'{where}: give either "prompt" (a text) or "messages" (a list of role and content)'
@@ -150,6 +171,56 @@ def _read_file(source: str, parsed: ParsedSource) -> list[Prompt]:
                 raise UserError(f'{where}: "{key}" must be a text that is not empty')
         prompts.append(_prompt(source, labels["task"], labels["template"], messages))
     return prompts
+
+
+def _read_log(source: str, parsed: ParsedSource) -> list[Prompt]:
+    """Recorded requests: {"body": {...}} as in a batch file, or the body itself, with "messages" or "prompt".
+
+    The whole conversation up to the last question is the prompt. A log holds all sorts of requests, so those
+    that cannot be asked again (images, tool calls, no question) are left out and counted.
+    """
+    prompts, unusable = [], 0
+    for where, row in _read_jsonl(Path(parsed.place).expanduser()):
+        body = row.get("body", row)
+        try:
+            asked = body.get("messages", body.get("prompt")) if isinstance(body, dict) else None
+            messages = _up_to_last_question(_messages(_plain_turns(asked), where))
+        except UserError:
+            unusable += 1
+            continue
+        prompts.append(_prompt(source, "log", "log", messages))
+    _warn_of_unusable(source, unusable, len(prompts))
+    return prompts
+
+
+def _plain_turns(value: Any) -> Any:
+    """OpenAI's messages in our words: the developer is the system, and text parts are one text."""
+    if not isinstance(value, list):
+        return value
+    turns = []
+    for turn in value:
+        if not isinstance(turn, dict):
+            return value
+        content = turn.get("content")
+        if isinstance(content, list):
+            content = "".join(_part_text(part) for part in content)
+        role = "system" if turn.get("role") == "developer" else turn.get("role")
+        turns.append({"role": role, "content": content})
+    return turns
+
+
+def _part_text(part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise UserError("a part of a message that is no text")
+    return text
+
+
+def _up_to_last_question(messages: Messages) -> Messages:
+    for end in range(len(messages), 0, -1):
+        if messages[end - 1][0] == "user":
+            return messages[:end]
+    raise UserError("a conversation without a user's turn")
 
 
 def _messages(value: Any, where: str) -> Messages:
@@ -199,20 +270,23 @@ def _read_hub(source: str, parsed: ParsedSource) -> list[Prompt]:
     prompts, unusable = [], 0
     for number, value in enumerate(rows[column]):
         try:
-            messages = _first_question(_messages(value, f"{parsed.place} row {number}"))
+            # What follows in a data set is some other model's answer.
+            messages = first_question(_messages(value, f"{parsed.place} row {number}"))
         except UserError:
             unusable += 1
             continue
         prompts.append(_prompt(source, name, name, messages))
-    if unusable:
-        _log.warning(
-            "%s: %d of %d rows hold no prompt and are left out", source, unusable, unusable + len(prompts)
-        )
+    _warn_of_unusable(source, unusable, len(prompts))
     return prompts
 
 
-def _first_question(messages: Messages) -> Messages:
-    """A recorded conversation up to its first user turn: what follows is some other model's answer."""
+def _warn_of_unusable(source: str, unusable: int, usable: int) -> None:
+    if unusable:
+        _log.warning("%s: %d of %d rows hold no prompt and are left out", source, unusable, unusable + usable)
+
+
+def first_question(messages: Messages) -> Messages:
+    """A conversation up to its first user turn."""
     for end, (role, _) in enumerate(messages, 1):
         if role == "user":
             return messages[:end]

@@ -1,15 +1,20 @@
 """Prompts from all sources, split into train, select and test, and turned into token ids.
 
-A prompt's split depends on nothing but its text: not on the seed, the count, the source or the order of
-sources. So a drafter trained under one recipe was never shown the test prompts of another, which is what
-makes "before" and "after" comparable. A built-in template that is held out whole gives test prompts only
-(`seen_template` False).
+A prompt's split depends on nothing but its text up to the first question: not on the seed, the count, the
+source or the order of sources, nor on how far the conversation has got. So a drafter trained under one recipe
+was never shown the test prompts of another, which is what makes "before" and "after" comparable. A built-in
+template that is held out whole gives test prompts only (`seen_template` False).
+
+Prompts from outside are also kept apart by what they say: of near copies (`data.near_copies`) one is kept, a
+held-out one where there is one. The shipped sets stay as they are: new fills of known templates are what
+their test on seen templates asks for.
 """
 
 import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from data.errors import UserError
 from data.files import canonical_hash
-from data.prompt_sources import Messages, Prompt, parse_source, read_source
+from data.near_copies import near_pairs
+from data.prompt_sources import Messages, Prompt, first_question, parse_source, read_source
 
 __all__ = [
     "Prompt",
@@ -87,22 +93,22 @@ def load_prompts(
     """All prompts of `sources`, each once, so interleaved that a prefix covers sources, templates, splits.
 
     `seed` chooses which prompts of a template are taken when `count` limits them, and their order; it never
-    moves a prompt into another split. With a `tokenizer`, prompts from outside that contain one of its
-    special tokens are dropped, with a warning that counts them. The same conversation in two sources is
-    kept once, and as a held-out one if either source holds it out.
+    moves a prompt into another split. With a `tokenizer`, its special tokens inside prompts from outside are
+    made ordinary text by a blank, and counted in a warning. The same conversation in two sources is kept
+    once, and as a held-out one if either source holds it out.
 
     Raises:
         UserError: a source cannot be read or gives no prompts.
     """
     loaded = []
     for source in sources:
-        prompts = _split(read_source(source.source), splits)
+        prompts = _without_near_copies(_split(read_source(source.source), splits), source.source)
         if tokenizer is not None and parse_source(source.source).kind != "builtin":
-            prompts = _without_special_tokens(tokenizer, prompts, source.source)
+            prompts = _neutralised(tokenizer, prompts, source.source)
         if not prompts:
             raise UserError(f"prompt source {source.source} gives no prompts: check what it points to")
         loaded.append(_choose(_without_duplicates(prompts), source.count, splits, seed))
-    return _without_duplicates(_interleave(loaded))
+    return _without_near_copies(_without_duplicates(_interleave(loaded)), "all sources together")
 
 
 def prompts_digest(prompts: Iterable[Prompt]) -> str:
@@ -121,10 +127,12 @@ def _split(prompts: list[Prompt], splits: Splits) -> list[Prompt]:
 
 
 def _split_of(messages: Messages, splits: Splits) -> str:
+    # All turns of a conversation share its first question: none is trained on where another is a test.
     # By the text and not the id, which holds the source: one text under two sources must not land in two
     # splits. Blanks and capitals do not count, so neither does a near copy of a training prompt reach the
     # tests.
-    place = _unit("split", [[role, " ".join(content.split()).casefold()] for role, content in messages])
+    said = [[role, " ".join(content.split()).casefold()] for role, content in first_question(messages)]
+    place = _unit("split", said)
     if place < splits.test:
         return "test"
     return "select" if place < splits.test + splits.select else "train"
@@ -139,6 +147,30 @@ def _without_duplicates(prompts: list[Prompt]) -> list[Prompt]:
             seen.add(prompt.messages)
             kept.append(prompt)
     return kept
+
+
+def _without_near_copies(prompts: list[Prompt], where: str) -> list[Prompt]:
+    """One prompt of each group of near copies: a shipped one, else a held-out one; the order stays.
+
+    What the system says, which all of a log may share, is not compared.
+    """
+    outside = [parse_source(p.source).kind != "builtin" for p in prompts]
+    if not any(outside):
+        return prompts
+    rank = {"test": 1, "select": 2, "train": 3}
+    ranks = [rank[p.split] if new else 0 for p, new in zip(prompts, outside, strict=True)]
+    order = sorted(range(len(prompts)), key=ranks.__getitem__)
+    texts = ["\n".join(text for role, text in prompts[i].messages if role != "system") for i in order]
+    dropped: set[int] = set()
+    for earlier, later in near_pairs(texts, [outside[i] for i in order]):
+        if earlier not in dropped:
+            dropped.add(later)
+    if dropped:
+        _log.warning(
+            "%s: %d of %d prompts are near copies of others and are left out", where, len(dropped), len(texts)
+        )
+    gone = {order[place] for place in dropped}
+    return [prompt for i, prompt in enumerate(prompts) if i not in gone]
 
 
 def _choose(prompts: list[Prompt], count: int | None, splits: Splits, seed: int) -> list[Prompt]:
@@ -190,14 +222,36 @@ def contains_special_tokens(tokenizer: Any, prompt: Prompt) -> bool:
     )
 
 
-def _without_special_tokens(tokenizer: Any, prompts: list[Prompt], source: str) -> list[Prompt]:
-    kept = [prompt for prompt in prompts if not contains_special_tokens(tokenizer, prompt)]
-    if len(kept) < len(prompts):
-        dropped = len(prompts) - len(kept)
+def _neutralised(tokenizer: Any, prompts: list[Prompt], source: str) -> list[Prompt]:
+    """Prompts whose special tokens are ordinary text: a blank behind the first character of each.
+
+    Leaving such prompts out would leave out a workload's talk about templates and markup. Text that is read
+    as special all the same (some tokenizers change it before they look) is left out.
+    """
+    names = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))), re.IGNORECASE)
+    kept, changed = [], 0
+    for prompt in prompts:
+        if contains_special_tokens(tokenizer, prompt):
+            said = [(role, pattern.sub(_broken, content)) for role, content in prompt.messages]
+            prompt = replace(prompt, messages=tuple(said))
+            if contains_special_tokens(tokenizer, prompt):
+                continue
+            changed += 1
+        kept.append(prompt)
+    if changed or len(kept) < len(prompts):
         _log.warning(
-            "%s: %d of %d prompts contain special tokens and are left out", source, dropped, len(prompts)
+            "%s: %d of %d prompts contain special tokens, now made ordinary text; %d more are left out",
+            source,
+            changed,
+            len(prompts),
+            len(prompts) - len(kept),
         )
     return kept
+
+
+def _broken(found: re.Match[str]) -> str:
+    return f"{found[0][0]} {found[0][1:]}"
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:

@@ -34,6 +34,8 @@ class SampleRecord:
     completion_mask: list[bool]
     """True at the tokens that the target chose, its end-of-sequence token included."""
     finish_reason: str
+    reencoded: bool = False
+    """The engine gave text alone, so the completion's ids are our tokenizer's reading of it."""
 
     def __post_init__(self) -> None:
         if len(self.input_ids) != len(self.completion_mask):
@@ -128,7 +130,11 @@ def write_shard(
     if signals is not None:
         write_signals(signals_path(path), signals)
     temporary = path.with_suffix(".tmp")
-    Dataset.from_list([asdict(record) for record in records]).to_parquet(temporary)
+    rows = [asdict(record) for record in records]
+    if not any(record.reencoded for record in records):  # the column is the mark: absent where all is exact
+        for row in rows:
+            del row["reencoded"]
+    Dataset.from_list(rows).to_parquet(temporary)
     commit_file(temporary, path)
 
 

@@ -2,7 +2,7 @@
 
 The plan of shards is fixed before the first token, so which samples exist never depends on timing or
 interruption: a shard is a fixed group of prompts, and the stage ends with the shard that reaches the token
-budget. A shard that is on disk is whole.
+budget. A shard that is on disk is whole. Samples that an engine could not give are quarantined and counted.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from data.engines import Completion, SampleRequest, SamplingEngine
+from data.engines import Completion, Failure, SampleRequest, SamplingEngine
 from data.errors import UserError
+from data.files import write_json
+from data.openai_api import EndpointConfig
 from data.prompts import Prompt
 from data.records import SampleRecord, read_records, shard_path, signals_path, write_shard
+from data.sample_summary import quarantine_path, summarise, write_quarantine
+from data.vllm_engine import VllmConfig
 
 BATCHES_PER_SHARD = 4  # finished rows are refilled inside a shard; an interruption loses at most one
+SUMMARY = "samples.json"
 
 
 class SampleConfig(BaseModel):
@@ -28,7 +33,9 @@ class SampleConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    engine: Literal["builtin"] = "builtin"
+    engine: Literal["builtin", "openai", "vllm", "batch"] = "builtin"
+    """`builtin` decodes here and keeps signals; `openai` asks a server; `vllm` runs vLLM in this process;
+    `batch` hands requests over in a file and takes the answers from another."""
     temperature: list[float] = Field(default=[0.0, 1.0], min_length=1)
     """Prompts take turns, so a repeated entry gets a larger share; test prompts are sampled at each."""
     samples_per_prompt: int = Field(default=1, ge=1)
@@ -36,6 +43,13 @@ class SampleConfig(BaseModel):
     tokens: int = Field(ge=1)
     """Budget of completion tokens of the training split."""
     batch_size: int = Field(default=48, ge=1)
+    endpoint: EndpointConfig | None = None
+    """Who serves the target; for the engines `openai` and `batch`."""
+    vllm: VllmConfig | None = None
+    drafter: str | None = None
+    """With `builtin`: sample through speculation with this drafter, `models:/NAME@ALIAS`, `shipped:NAME` or a
+    folder. The samples are plain sampling's by the rule "shared_noise", whatever the drafter."""
+    num_speculative_tokens: int = Field(default=3, ge=1)
 
     @field_validator("temperature")
     @classmethod
@@ -43,6 +57,33 @@ class SampleConfig(BaseModel):
         if any(value < 0 for value in values):
             raise ValueError("temperatures must be 0 or more")
         return values
+
+    @model_validator(mode="after")
+    def _engine_has_what_it_needs(self) -> SampleConfig:
+        served = self.engine in ("openai", "batch")
+        if served != (self.endpoint is not None):
+            raise ValueError(
+                f"engine {self.engine} needs an endpoint, with the target's name there as endpoint.model"
+                if served
+                else f"an endpoint is for the engines openai and batch: leave it out with {self.engine}"
+            )
+        if self.engine == "openai" and self.endpoint is not None and self.endpoint.url is None:
+            raise ValueError("engine openai needs endpoint.url, such as http://127.0.0.1:8000/v1")
+        if self.vllm is not None and self.engine != "vllm":
+            raise ValueError(f"settings of vllm are for the engine vllm: leave them out with {self.engine}")
+        if self.drafter is not None and self.engine != "builtin":
+            raise ValueError(f"a drafter is for the engine builtin: leave it out with {self.engine}")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the samples, for the stage's key: options that are not in use are no part of it."""
+        part = self.model_dump(mode="json", exclude={"endpoint", "vllm", "drafter", "num_speculative_tokens"})
+        if self.endpoint is not None:
+            part["endpoint"] = self.endpoint.identity()
+        if self.drafter is not None:  # which one decides near ties alone, and is told by its digest
+            part["rule"] = "shared_noise"
+            part["num_speculative_tokens"] = self.num_speculative_tokens
+        return part
 
 
 @dataclass(frozen=True)
@@ -54,6 +95,12 @@ class PlannedSample:
     temperature: float
     sample_index: int
     seed: int
+
+    @property
+    def request(self) -> SampleRequest:
+        """What an engine is asked for it."""
+        name = f"{self.prompt.id}-{self.sample_index}-{self.temperature:g}"
+        return SampleRequest(self.ids, self.seed, name, self.prompt.messages)
 
 
 def sample_seed(seed: int, prompt_id: str, sample_index: int) -> int:
@@ -128,7 +175,8 @@ def run(
             count = sample_shard(shard, engine, config, directory, index, heard)
         total += count if training else 0
         if total >= config.tokens:
-            return total
+            break
+    write_json(directory / SUMMARY, summarise(directory))
     if total < config.tokens // 2:
         raise UserError(
             f"the training prompts gave {total} completion tokens, under half of sample.tokens = "
@@ -146,7 +194,8 @@ def adopt_shard(directory: Path, index: int, elsewhere: Sequence[Path]) -> None:
     for folder in elsewhere:
         shard = shard_path(folder, index)
         if shard.exists():
-            for path in (signals_path(shard), shard):  # the shard is whole once its records are there
+            # The shard is whole once its records are there.
+            for path in (quarantine_path(shard), signals_path(shard), shard):
                 if path.exists():
                     (directory / path.name).unlink(missing_ok=True)
                     (directory / path.name).hardlink_to(path)
@@ -161,19 +210,31 @@ def sample_shard(
     index: int,
     on_tokens: Callable[[int], None],
 ) -> int:
-    """Sample one shard, a temperature at a time, and write it in planned order; its completion tokens."""
-    completions: dict[int, Completion] = {}
+    """Sample one shard, a temperature at a time, and write it in planned order; its completion tokens.
+
+    Samples that failed stand in the shard's quarantine instead. Raises UserError where all did.
+    """
+    results: dict[int, Completion | Failure] = {}
     for temperature in sorted(set(config.temperature)):
         places = [i for i, planned in enumerate(shard) if planned.temperature == temperature]
-        requests = [SampleRequest(shard[i].ids, shard[i].seed) for i in places]
+        requests = [shard[i].request for i in places]
         sampled = engine.sample(
             requests, temperature=temperature, max_new_tokens=config.max_new_tokens, on_tokens=on_tokens
         )
-        completions.update(zip(places, sampled, strict=True))
-    ordered = [completions[i] for i in range(len(shard))]
-    records = [record_of(planned, done) for planned, done in zip(shard, ordered, strict=True)]
-    signals = [done.signals for done in ordered if done.signals is not None]
-    write_shard(directory, index, records, signals if len(signals) == len(ordered) else None)
+        results.update(zip(places, sampled, strict=True))
+    records, signals, failed = [], [], []
+    for place, planned in enumerate(shard):
+        result = results[place]
+        if isinstance(result, Failure):
+            failed.append({"id": planned.request.id, "split": planned.prompt.split, "reason": result.reason})
+            continue
+        records.append(record_of(planned, result))
+        if result.signals is not None:
+            signals.append(result.signals)
+    if not records:
+        raise UserError(f"all {len(shard)} samples of a shard failed, the last with: {failed[-1]['reason']}")
+    write_quarantine(quarantine_path(shard_path(directory, index)), failed)
+    write_shard(directory, index, records, signals if len(signals) == len(records) else None)
     return sum(record.completion_tokens for record in records)
 
 
@@ -192,4 +253,5 @@ def record_of(planned: PlannedSample, completion: Completion) -> SampleRecord:
         input_ids=[*planned.ids, *completion.tokens],
         completion_mask=[False] * len(planned.ids) + [True] * len(completion.tokens),
         finish_reason=completion.finish_reason,
+        reencoded=completion.reencoded,
     )

@@ -97,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     _recipe_command(commands, "preflight", "say what a recipe needs and what is missing").set_defaults(
         command=_preflight
     )
+    text = "print one sample, with the tokens that are trained marked"
+    show = _recipe_command(commands, "show", text)
+    show.add_argument("--index", type=int, default=0, metavar="N", help="which one, from 0; -1 is the last")
+    show.set_defaults(command=_show)
     compare = commands.add_parser(
         "compare", allow_abbrev=False, help="rank the candidates of all runs by measured speedup"
     )
@@ -248,6 +252,16 @@ def _preflight(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     if not options.json:
         print(findings.text())
     return findings.to_json(), 2 if findings.blocked else 0
+
+
+def _show(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.recipe import load_recipe
+    from distill.show import render, show
+
+    answer = show(load_recipe(options.recipe, options.set), runs_folder(), options.index, _say)
+    if not options.json:
+        print(render(answer))
+    return answer, 0
 
 
 def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:

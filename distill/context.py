@@ -13,7 +13,7 @@ from data.files import canonical_hash
 from data.prompt_sources import Prompt
 from data.prompts import encode_prompt, load_prompts, prompts_digest
 from distill.identity import machine, model_form
-from distill.models import load_target
+from distill.models import load_target, read_eos_ids
 from distill.recipe import Recipe
 from distill.resolve import model_digest, resolve_model
 from distill.stages import Say, Stage
@@ -21,6 +21,7 @@ from evaluation.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
     from data.records import Samples
     from distill.models import Target
@@ -95,11 +96,23 @@ class Run:
         return load_target(self.recipe.target, self.cache, self.device)
 
     @cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The target's tokenizer alone."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.target_folder, trust_remote_code=False)
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer of the target, without its weights."""
+        return read_eos_ids(self.target_folder, self.tokenizer)
+
+    @cached_property
     def prompts(self) -> list[tuple[Prompt, list[int]]]:
         """Prompts and their token ids, without those that hold special tokens or are longer than the recipe
         allows.
         """
-        data, tokenizer = self.recipe.data, self.target.tokenizer
+        data, tokenizer = self.recipe.data, self.tokenizer
         loaded = load_prompts(data.prompts, splits=data.splits, seed=self.recipe.seed, tokenizer=tokenizer)
         encoded = [(prompt, encode_prompt(tokenizer, prompt)) for prompt in loaded]
         kept = [(prompt, ids) for prompt, ids in encoded if len(ids) <= data.max_prompt_tokens]
@@ -129,13 +142,15 @@ class Run:
         prompts = load_prompts(recipe.data.prompts, splits=recipe.data.splits, seed=recipe.seed)
         sampled = {
             "seed": recipe.seed,
-            "sample": part["sample"],
+            "sample": recipe.sample.identity(),
             "held_out": self.held_out,
             "dtype": recipe.target.dtype,
             "max_prompt_tokens": recipe.data.max_prompt_tokens,
             "signal_temperature": self.kept_signal_temperature,
         }
         read = {"target": model_digest(self.target_folder), "prompts": prompts_digest(prompts)}
+        if self.sampling_drafter_folder is not None:
+            read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)
         sample = Stage("sample", root, sampled, read)
         trained = {"seed": recipe.seed, "draft": part["draft"], "train": part["train"], "metric": self.metric}
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
@@ -172,17 +187,27 @@ class Run:
         draft = self.recipe.draft
         if draft.init.from_ == "target":
             return None
-        if model_form(draft.init.from_) == "candidate":
-            return self.candidate(draft.init.from_)
-        return resolve_model(draft.init.from_, draft.revision, self.cache, "draft.init.from")
+        return self._folder(draft.init.from_, draft.revision, "draft.init.from")
+
+    @cached_property
+    def sampling_drafter_folder(self) -> Path | None:
+        """The folder of the drafter that sampling speculates with; None where it does not."""
+        drafter = self.recipe.sample.drafter
+        return None if drafter is None else self._folder(drafter, None, "sample.drafter")
+
+    def _folder(self, model: str, revision: str | None, what: str) -> Path:
+        if model_form(model) == "candidate":
+            return self.candidate(model)
+        return resolve_model(model, revision, self.cache, what)
 
     def _init_digest(self) -> str:
+        folder = self.init_folder
+        return "target" if folder is None else self._digest(self.recipe.draft.init.from_, folder)
+
+    def _digest(self, model: str | None, folder: Path) -> str:
         from distill.tracking import drafter_digest
 
-        folder = self.init_folder
-        if folder is None:
-            return "target"
-        candidate = model_form(self.recipe.draft.init.from_) == "candidate"
+        candidate = model is not None and model_form(model) == "candidate"
         return drafter_digest(folder) if candidate else model_digest(folder)
 
 

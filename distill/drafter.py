@@ -156,15 +156,22 @@ def _load_source(
         return DraftModel(target.model, None)
     if name.startswith(_REGISTERED_PREFIX):
         source = load_drafter(resolve_candidate(name), target.model.device)
+        _check_same_vocabulary_size(source.model, name, target)
+        return source
+    return read_drafter(resolve_model(name, config.revision, cache_dir, "draft.init.from"), name, target)
+
+
+def read_drafter(path: Path, name: str, target: Target) -> DraftModel:
+    """The drafter, or the model of the target's family, in a local directory; `name` stands in messages."""
+    from evaluation.decoder.drafters import DraftModel
+
+    if (path / COMPACT).is_file():
+        source = read_compact(path, target)
+    elif (path / "draft_vocab.json").is_file():
+        source = load_drafter(path, target.model.device)
     else:
-        path = resolve_model(name, config.revision, cache_dir, "draft.init.from")
-        if (path / COMPACT).is_file():
-            source = read_compact(path, target)
-        elif (path / "draft_vocab.json").is_file():
-            source = load_drafter(path, target.model.device)
-        else:
-            _check_same_tokenizer(path, name, target)
-            source = DraftModel(load_model(path, target.model.dtype).to(target.model.device), None)
+        _check_same_tokenizer(path, name, target)
+        source = DraftModel(load_model(path, target.model.dtype).to(target.model.device), None)
     _check_same_vocabulary_size(source.model, name, target)
     return source
 

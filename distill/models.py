@@ -60,7 +60,9 @@ def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | st
     model = load_model(path, getattr(torch, config.dtype))
     check_plain_head(model, config.model)
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    eos_ids = _eos_ids(model, tokenizer)
+    eos_ids = _eos_ids(
+        model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id
+    )
     model.requires_grad_(False).eval().to(device)
     return Target(
         model=model,
@@ -198,8 +200,19 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    for found in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+def read_eos_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The end-of-sequence ids of the model in a local directory, without its weights."""
+    from transformers import AutoConfig, GenerationConfig
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    generation = None
+    if (path / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(path).eos_token_id
+    return _eos_ids(generation, config.eos_token_id, tokenizer.eos_token_id)
+
+
+def _eos_ids(*candidates: int | list[int] | None) -> tuple[int, ...]:
+    for found in candidates:
         if found is not None:
             return tuple(found) if isinstance(found, list) else (int(found),)
     raise UserError("The target names no end-of-sequence token in generation_config, config or tokenizer.")

@@ -95,36 +95,38 @@ def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) 
             check_fit(recipe, run.target_folder, run.init_folder)
         result = Result(recipe, round(time.monotonic() - started, 3))
         for name in NEEDS[command]:
+            notes: list[str] = []
 
-            def work(folder: Path, name: str = name) -> None:
+            def work(folder: Path, name: str = name, notes: list[str] = notes) -> None:
                 say(f"{name}: {folder}")
                 _quiet_libraries()
                 with run.tracker.stage(name) as tracker:
-                    WORK[name](run, folder, tracker)
+                    notes += WORK[name](run, folder, tracker) or []
 
             outcome = run_stage(stages[name], work, fresh=fresh and command in ("run", name), say=say)
+            for note in notes:
+                say(f"{name}: {note}")
+            outcome.notes += notes
             result.outcomes[name] = outcome
             minutes = f"{outcome.seconds / 60:.1f} minutes"
             say(f"{name}: done before, in {minutes}" if outcome.skipped else f"{name}: done in {minutes}")
     return result
 
 
-# The stages. Each fills `folder`, and goes on where it was interrupted before.
+# The stages. Each fills `folder`, and goes on where it was interrupted before; sentences that one returns are
+# notes for the user.
 
 
-def sample(run: Run, folder: Path, tracker: "Tracker") -> None:
+def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     """The target's own answers as token ids, with the hidden states that chose each token."""
+    from data.sample import SUMMARY
     from data.sample import run as run_sampling
-    from evaluation.decoder.sampler import BuiltinSampler
+    from data.sample_summary import sample_metrics, sample_notes
+    from distill.engines import make_engine
 
     config = run.recipe.sample
-    engine = BuiltinSampler(
-        run.target.model,
-        eos_ids=run.target.eos_ids,
-        batch_size=config.batch_size,
-        max_length=run.recipe.data.max_prompt_tokens + config.max_new_tokens,
-        signal_temperature=run.kept_signal_temperature,
-    )
+    elsewhere = run.stages["sample"].siblings(besides=("config", "sample", "tokens"))
+    engine = make_engine(run, folder, elsewhere)
     run.say(f"sample: {run.held_out} held-out prompts a kind first, then {config.tokens:,} training tokens")
     with Progress("sample", config.tokens) as progress:
         tokens = run_sampling(
@@ -135,9 +137,15 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> None:
             seed=run.recipe.seed,
             directory=folder,
             on_tokens=progress.advance,
-            elsewhere=run.stages["sample"].siblings(besides=("config", "sample", "tokens")),
+            elsewhere=elsewhere,
         )
-    tracker.log_metrics({"sample/tokens": tokens})
+    summary = _read(folder / SUMMARY)
+    tracker.log_metrics({"sample/tokens": tokens, **sample_metrics(summary)})
+    tracker.log_artifact(folder / SUMMARY)
+    gains = getattr(engine, "gains", [])  # of a drafter, where one was used in this session
+    for gain in gains:
+        tracker.log_metrics({f"sample/speedup_t{gain.temperature:g}": gain.speedup})
+    return [*sample_notes(summary), *(gain.note() for gain in gains)]
 
 
 def train(run: Run, folder: Path, tracker: "Tracker") -> None:
@@ -259,7 +267,7 @@ def export(run: Run, folder: Path, tracker: "Tracker") -> None:
         write_json(folder / "verification.json", prove(source, "hf", folder / "hf"))
 
 
-WORK: dict[str, Callable[[Run, Path, "Tracker"], None]] = {
+WORK: dict[str, Callable[[Run, Path, "Tracker"], list[str] | None]] = {
     "sample": sample,
     "train": train,
     "evaluate": evaluate,

@@ -97,6 +97,7 @@ def check(recipe: Recipe, runs_dir: Path) -> Findings:
         findings.items += _check_model("drafter", recipe.draft.init.from_, recipe.draft.revision, hub)
     for source in recipe.data.prompts:
         findings.items += _check_prompts(source.source, hub)
+    findings.items += _check_engine(recipe)
     findings.items += _check_tracking()
     sizes = _sizes(recipe)
     if sizes is None:
@@ -190,7 +191,7 @@ def _check_prompts(text: str, hub: "_Hub") -> Iterator[Finding]:
     what = f"prompts {source.kind}:{source.place}"
     if source.kind == "hub":
         yield hub.look(what, source.place, source.revision, "dataset")
-    elif source.kind in ("file", "specbench"):
+    elif source.kind in ("file", "log", "specbench"):
         path = Path(source.place).expanduser()
         if not path.is_file():
             yield Finding("blocks", what, f"no file {path}")
@@ -282,6 +283,26 @@ def _check_tracking() -> Iterator[Finding]:
         yield Finding("blocks", "MLflow", text)
         return
     yield Finding("ok", "MLflow", shown)
+
+
+def _check_engine(recipe: Recipe) -> Iterator[Finding]:
+    """What samples elsewhere and is missing is worth a note alone: a finished sampling needs it no more, and
+    one that begins says the same.
+    """
+    sample = recipe.sample
+    if sample.drafter is not None:
+        yield from _check_model("sampling drafter", sample.drafter, None, _Hub())
+    if sample.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        yield Finding("note", "vLLM", "not installed, and sampling needs it: `pip install -e '.[vllm]'`")
+    if sample.engine == "openai" and sample.endpoint is not None and sample.endpoint.url is not None:
+        from data.endpoint import check_reachable
+
+        try:
+            check_reachable(sample.endpoint.url)
+        except UserError as error:
+            yield Finding("note", "endpoint", str(error))
+        else:
+            yield Finding("ok", "endpoint", f"{sample.endpoint.model} at {sample.endpoint.url}")
 
 
 # --- sizes ----------------------------------------------------------------------------------------

@@ -306,10 +306,25 @@ def _check_temperatures(sample: SampleConfig, serving: ServingConfig) -> Iterato
         )
 
 
+def _check_signal(sample: SampleConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    if sample.engine != "builtin" and train.signal == "hidden":
+        yield (
+            "train.signal",
+            f"engine {sample.engine} tells tokens alone, not the target's hidden states: write signal: live",
+        )
+
+
+def _check_sampling_drafter(sample: SampleConfig) -> Iterator[tuple[str, str]]:
+    if sample.drafter is not None and model_form(sample.drafter) not in ("candidate", "shipped", "local"):
+        yield "sample.drafter", "give models:/NAME@ALIAS, shipped:NAME or a folder with a drafter"
+
+
 CROSS_CHECKS: tuple[Callable[..., Iterator[tuple[str, str]]], ...] = (
     _check_target_revision,
     _check_init,
     _check_temperatures,
+    _check_signal,
+    _check_sampling_drafter,
 )
 """Checks over several settings. A check runs when the sections that its parameters name are valid by
 themselves.

@@ -1,23 +1,29 @@
-"""The sampling stage over a scripted engine: budgets, splits, seeds and resumption."""
+"""The sampling stage over a scripted engine: budgets, splits, seeds, resumption and quarantine."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from data.engines import Completion, SampleRequest
+from data.engines import Completion, Failure, SampleRequest
 from data.errors import UserError
 from data.prompts import Prompt
 from data.records import open_samples, shard_path
 from data.sample import SampleConfig, plan, run, sample_seed
+from data.sample_summary import quarantine_path
 from data.signals import Signals
 
 
 class ScriptedEngine:
     """Answers with a function of prompt and seed alone, and remembers what it was asked."""
 
-    def __init__(self, fail_after: int | None = None) -> None:
+    def __init__(
+        self, fail_after: int | None = None, fails: Callable[[SampleRequest], bool] | None = None
+    ) -> None:
+        self.fails = fails
         self.asked: list[tuple[SampleRequest, float]] = []
         self.fail_after = fail_after
 
@@ -27,6 +33,9 @@ class ScriptedEngine:
         self.asked += [(request, temperature) for request in requests]
         done = []
         for request in requests:
+            if self.fails and self.fails(request):
+                done.append(Failure("no luck"))
+                continue
             length = 1 + request.seed % max_new_tokens
             tokens = [(request.seed >> shift) % 50 for shift in range(length)]
             hidden = torch.full((length, 2), float(request.prompt[0]))
@@ -148,3 +157,116 @@ def test_a_repeated_temperature_gets_a_larger_share() -> None:
     assert train.count(0.0) == 3 * train.count(1.0) == 180
     test = [sample.temperature for sample in planned if sample.prompt.split == "test"]
     assert test.count(0.0) == test.count(1.0) == 10
+
+
+# Quarantine and summary.
+
+
+def test_failed_samples_are_quarantined_and_counted_and_the_others_stay_as_they_are(tmp_path: Path) -> None:
+    sample(tmp_path / "all", ScriptedEngine())
+    total = sample(tmp_path / "some", ScriptedEngine(fails=lambda request: request.prompt[0] % 10 == 3))
+    kept = set(contents(tmp_path / "some"))
+    assert kept & set(contents(tmp_path / "all")), "nothing in common: the failures changed the others"
+    assert {ids[0] % 10 for *_, ids in kept} == set(range(10)) - {3}
+    summary = json.loads((tmp_path / "some" / "samples.json").read_text())
+    lines = [
+        json.loads(line)
+        for path in (tmp_path / "some").glob("quarantine-*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert summary["quarantined"] == len(lines) > 0
+    assert summary["quarantine_reasons"] == {"no luck": len(lines)}
+    assert len({line["id"] for line in lines}) == len(lines)
+    assert summary["train"]["completion_tokens"] == total
+    assert summary["all"]["samples"] == len(open_samples(tmp_path / "some"))
+    assert not list((tmp_path / "all").glob("quarantine-*"))
+
+
+def test_a_shard_of_failures_alone_ends_the_work_and_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"all 5 samples of a shard failed.*no luck"):
+        sample(tmp_path, ScriptedEngine(fails=lambda request: True))
+    assert not list(tmp_path.glob("samples-*"))
+
+
+def test_quarantine_goes_along_when_a_shard_is_taken_over(tmp_path: Path) -> None:
+    sample(tmp_path / "one", ScriptedEngine(fails=lambda request: request.prompt[0] % 10 == 3))
+    none = ScriptedEngine()
+    sample(tmp_path / "two", none, elsewhere=[tmp_path / "one"])
+    assert not none.asked
+    summaries = [(tmp_path / name / "samples.json").read_text() for name in ("one", "two")]
+    assert summaries[0] == summaries[1]
+    assert quarantine_path(shard_path(tmp_path / "two", 0)).exists()
+
+
+class EndingEngine:
+    """Of every three answers one is empty, one ends by itself and one is cut."""
+
+    def sample(self, requests, *, temperature, max_new_tokens, on_tokens):
+        answers = [([9], "stop"), ([5, 8], "stop"), ([5] * max_new_tokens, "length")]
+        done = [Completion(*answers[request.prompt[1] % 3], None) for request in requests]
+        for completion in done:
+            on_tokens(len(completion.tokens))
+        return done
+
+
+def test_the_summary_says_how_answers_end(tmp_path: Path) -> None:
+    sample(tmp_path, EndingEngine())  # type: ignore[arg-type]
+    whole = json.loads((tmp_path / "samples.json").read_text())["all"]
+    records = list(open_samples(tmp_path))
+    kinds = [record.input_ids[1] % 3 for record in records]
+    assert (whole["truncated"], whole["empty"]) == (kinds.count(2), kinds.count(0))
+    assert whole["truncated_share"] == pytest.approx(kinds.count(2) / len(records), abs=1e-4)
+    assert whole["eos"] == {"8": kinds.count(1), "9": kinds.count(0)}
+    assert (whole["length"]["min"], whole["length"]["max"]) == (1, 8)
+    assert whole["reencoded"] == 0
+
+
+def test_the_mark_of_reencoded_answers_survives_and_costs_others_nothing(tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    class Reencoding(EndingEngine):
+        def sample(self, requests, **options):
+            done = super().sample(requests, **options)
+            for request, completion in zip(requests, done, strict=True):
+                completion.reencoded = request.prompt[0] % 2 == 0
+            return done
+
+    sample(tmp_path / "exact", EndingEngine())  # type: ignore[arg-type]
+    sample(tmp_path / "text", Reencoding())  # type: ignore[arg-type]
+    assert "reencoded" not in parquet.read_schema(shard_path(tmp_path / "exact", 0)).names
+    marks = [record.reencoded for record in open_samples(tmp_path / "text")]
+    assert marks == [record.input_ids[0] % 2 == 0 for record in open_samples(tmp_path / "text")]
+    assert {True, False} == set(marks)
+
+
+# Engines in a recipe.
+
+SERVER = {"model": "m", "url": "http://127.0.0.1:1/v1"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"engine": "openai"}, "needs an endpoint"),
+        ({"engine": "batch"}, "needs an endpoint"),
+        ({"engine": "openai", "endpoint": {"model": "m"}}, r"needs endpoint\.url"),
+        ({"endpoint": SERVER}, "leave it out with builtin"),
+        ({"engine": "openai", "endpoint": SERVER, "vllm": {}}, "leave them out with openai"),
+    ],
+)
+def test_an_engine_gets_what_it_needs_and_nothing_else(settings: dict, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        SampleConfig(max_new_tokens=8, tokens=10, **settings)
+
+
+def test_options_that_are_not_in_use_leave_the_identity_as_it_was_before_there_were_any() -> None:
+    assert CONFIG.identity() == {
+        "engine": "builtin",
+        "temperature": [0.0, 1.0],
+        "samples_per_prompt": 1,
+        "max_new_tokens": 8,
+        "tokens": 400,
+        "batch_size": 24,
+    }
+    served = SampleConfig(engine="openai", max_new_tokens=8, tokens=400, endpoint=SERVER)  # type: ignore[arg-type]
+    assert served.identity()["endpoint"] == {"model": "m", "api": "completions", "extensions": True}

@@ -1,0 +1,138 @@
+"""The engine `batch`: a hand-off by files in the format of OpenAI's batch API.
+
+    batch/requests-1.jsonl  written here: one request a line, `custom_id` names the sample
+    batch/answers-1.jsonl   to be filled in, by OpenAI's service, `vllm run-batch` or anything else
+
+The stage ends there with a message, and goes on from the answers when it is run again; where the token budget
+is not reached, it asks for more. Errors and missing lines quarantine their samples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from data.engines import Completion, Failure, FailureStreak, SampleRequest
+from data.errors import UserError
+from data.files import write_atomic
+from data.openai_api import AnswerReader, EndpointConfig, request_body
+
+MAX_REQUESTS = 50_000
+"""What OpenAI's service takes in one file; the rest goes into the next."""
+
+
+class BatchFileEngine:
+    """Samples the target by files; see `data.engines.SamplingEngine`. Completions carry no signals."""
+
+    def __init__(self, directory: Path, config: EndpointConfig, reader: AnswerReader) -> None:
+        """`directory` holds the files of earlier rounds. Raises UserError where one is not filled in, or not
+        of the format.
+        """
+        self.directory = directory
+        self.config = config
+        self.reader = reader
+        self.streak = FailureStreak()
+        self.answers: dict[str, Any] = {}
+        """By custom_id, for everything that was asked: the line of the answer, None where there is none."""
+        self.rounds = 0
+        while (asked := directory / f"requests-{self.rounds + 1}.jsonl").exists():
+            self.rounds += 1
+            self._read_round(asked, directory / f"answers-{self.rounds}.jsonl")
+
+    def _read_round(self, asked: Path, answers: Path) -> None:
+        if not answers.exists():
+            raise UserError(_to_do(asked, answers))
+        ids = [row["custom_id"] for _, row in _rows(asked)]
+        given = {row.get("custom_id"): row for _, row in _rows(answers)}
+        if not given.keys() & set(ids):
+            raise UserError(f"{answers} answers none of the requests in {asked}: is it another batch's?")
+        self.answers |= {custom_id: given.get(custom_id) for custom_id in ids}
+
+    def hand_off(
+        self,
+        shards: Iterable[tuple[bool, Sequence[tuple[SampleRequest, float]]]],
+        max_new_tokens: int,
+        tokens: int,
+    ) -> None:
+        """Ask for what is missing to reach `tokens` completion tokens; UserError names the file to fill in.
+
+        `shards` come in their order, those that are on disk left out: whether the shard counts to the budget,
+        and its requests with their temperatures. Answers to come count as long as the answers so far.
+        """
+        counted = [self._length(line) for line in self.answers.values() if line]
+        mean = sum(counted) / len(counted) if counted else max_new_tokens
+        bodies, hoped = [], 0.0
+        for training, requests in shards:
+            for request, temperature in requests:
+                if request.id in self.answers:
+                    hoped += training * self._length(self.answers[request.id])
+                else:
+                    hoped += training * mean
+                    body = request_body(self.config, request, temperature, max_new_tokens)
+                    bodies.append((request.id, body))
+            if hoped >= tokens or len(bodies) >= MAX_REQUESTS:
+                break
+        if not bodies:
+            return
+        url = f"/v1{self.config.path}"
+        lines = [
+            json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
+            for custom_id, body in bodies[:MAX_REQUESTS]
+        ]
+        asked = self.directory / f"requests-{self.rounds + 1}.jsonl"
+        write_atomic(asked, "\n".join(lines) + "\n")
+        raise UserError(_to_do(asked, self.directory / f"answers-{self.rounds + 1}.jsonl"))
+
+    def sample(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        on_tokens: Callable[[int], None],
+    ) -> list[Completion | Failure]:
+        """The answers that stand in the files, in the order of the requests."""
+        results = []
+        for request in requests:
+            results.append(result := self._result(request, max_new_tokens))
+            self.streak.hear(result)
+            if isinstance(result, Completion):
+                on_tokens(len(result.tokens))
+        return results
+
+    def _result(self, request: SampleRequest, max_new_tokens: int) -> Completion | Failure:
+        line = self.answers.get(request.id)
+        if line is None:
+            return Failure("the batch holds no answer")
+        response = line.get("response") or {}
+        if line.get("error") or response.get("status_code", 200) != 200:
+            return Failure(f"the batch says {json.dumps(line.get('error') or response.get('body'))[:200]}")
+        return self.reader.read(response.get("body"), request, max_new_tokens, asked=self.config)
+
+    def _length(self, line: Any) -> int:
+        body = ((line or {}).get("response") or {}).get("body") or {}
+        return int((body.get("usage") or {}).get("completion_tokens") or 0)
+
+
+def _rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number}: a line must be a JSON object")
+        rows.append((number, row))
+    return rows
+
+
+def _to_do(asked: Path, answers: Path) -> str:
+    return (
+        f"the target's answers come from outside: run the requests in {asked} (OpenAI batch format), put "
+        f"what they gave into {answers}, and run the same command again"
+    )

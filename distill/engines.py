@@ -1,0 +1,108 @@
+"""The sampling engine that a recipe names, made for its target.
+
+Engines that sample elsewhere get the target's tokenizer and configuration alone: its weights are not loaded
+for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data.engines import SampleRequest, SamplingEngine
+from data.openai_api import AnswerReader
+from data.records import shard_path
+from data.sample import adopt_shard, plan
+from distill.identity import model_form
+
+if TYPE_CHECKING:
+    from distill.context import Run
+    from evaluation.decoder.drafters import DraftModel
+
+
+def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEngine:
+    """The engine of `run`'s recipe for the sampling stage in `folder`.
+
+    `elsewhere` holds other samplings of which shards are taken over. Raises `UserError` where what the engine
+    needs is not there; the engine `batch` also where a file has to be filled in first.
+    """
+    config = run.recipe.sample
+    max_length = run.recipe.data.max_prompt_tokens + config.max_new_tokens
+    if config.engine == "openai":
+        from data.endpoint import EndpointEngine
+
+        assert config.endpoint is not None
+        return EndpointEngine(config.endpoint, answer_reader(run))
+    if config.engine == "batch":
+        from data.batch_file import BatchFileEngine
+
+        assert config.endpoint is not None
+        engine = BatchFileEngine(folder / "batch", config.endpoint, answer_reader(run))
+        engine.hand_off(missing_shards(run, folder, elsewhere), config.max_new_tokens, config.tokens)
+        return engine
+    if config.engine == "vllm":
+        from data.vllm_engine import VllmConfig, VllmEngine
+
+        return VllmEngine(
+            run.target_folder,
+            run.recipe.target.dtype,
+            config.vllm or VllmConfig(),
+            max_length=max_length,
+            eos_ids=run.eos_ids,
+        )
+    shape: dict[str, Any] = {
+        "eos_ids": run.target.eos_ids,
+        "batch_size": config.batch_size,
+        "max_length": max_length,
+        "signal_temperature": run.kept_signal_temperature,
+    }
+    if run.sampling_drafter_folder is not None:
+        from distill.self_acceleration import SpeculativeSampler
+
+        drafter = sampling_drafter(run, run.sampling_drafter_folder)
+        return SpeculativeSampler(run.target.model, drafter, config.num_speculative_tokens, **shape)
+    from evaluation.decoder.sampler import BuiltinSampler
+
+    return BuiltinSampler(run.target.model, **shape)
+
+
+def sampling_drafter(run: Run, folder: Path) -> DraftModel:
+    """The drafter of `sample.drafter`, on the target's device."""
+    from distill.drafter import read_drafter
+    from distill.models import load_drafter
+
+    name = run.recipe.sample.drafter
+    assert name is not None
+    if model_form(name) == "candidate":
+        return load_drafter(folder, run.device)
+    return read_drafter(folder, name, run.target)
+
+
+def answer_reader(run: Run) -> AnswerReader:
+    """Reads the answers of a server in the words of `run`'s target."""
+    from transformers import AutoConfig
+
+    tokenizer, eos_ids = run.tokenizer, run.eos_ids
+    model = AutoConfig.from_pretrained(run.target_folder, trust_remote_code=False).get_text_config()
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    own = tokenizer.eos_token_id
+    return AnswerReader(encode, eos_ids, own if own in eos_ids else eos_ids[0], model.vocab_size)
+
+
+def missing_shards(
+    run: Run, folder: Path, elsewhere: Sequence[Path]
+) -> Iterator[tuple[bool, list[tuple[SampleRequest, float]]]]:
+    """The planned shards that `folder` lacks: whether each is of the training split, and its requests with
+    their temperatures.
+    """
+    config = run.recipe.sample
+    for index, shard in enumerate(plan(run.prompts, config, held_out=run.held_out, seed=run.recipe.seed)):
+        if not shard_path(folder, index).exists():
+            adopt_shard(folder, index, elsewhere)
+        if not shard_path(folder, index).exists():
+            requests = [(planned.request, planned.temperature) for planned in shard]
+            yield shard[0].prompt.split == "train", requests
