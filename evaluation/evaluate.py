@@ -88,7 +88,7 @@ def run(
     costs_of |= {row["batch_size"]: row for row in by_batch if row["batch_size"] != serving.batch_size}
 
     def decode(name: str, split: str, size: int) -> dict[str, Any]:
-        work = partial(evaluation.decode, split, size, costs_of[size], after["matches"], on_group)
+        work = partial(evaluation.decode, split, size, costs_of[size], on_group)
         decoded: dict[str, Any] = measure(name, work)
         return decoded
 
@@ -98,6 +98,7 @@ def run(
         decode(f"decode-{headline}-batch-{size}", headline, size) for size in evaluation.other_batch_sizes()
     ]
     rows = [row for part in decoded.values() for row in part["rows"]]
+    replayed = measure("replay", lambda: evaluation.replay(after["matches"]))
     certificate = measure("certificate", lambda: evaluation.certificate(costs, rows))
     result = {
         "machine": machine,
@@ -108,6 +109,7 @@ def run(
         "acceptance_curves": after["curves"],
         **summarise_speed(decoded, costs, by_batch, theirs),
         "batches": [row for part in batches for row in part["rows"]],
+        "replay": replayed,
         "certificate": certificate,
     }
     result["best"]["verdict"] = verdict(result)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from evaluation.decoder.engine import Decoder, Request
     from evaluation.decoder.runner import Runner
     from evaluation.evaluate import EvaluateConfig, ServingConfig
-    from evaluation.speed import Timing
 
 SPLITS = ("seen", "unseen")
 TRANSFORMERS_PROMPTS = 3  # transformers' plain path is slow and varies little: a few prompts place it
 ACCEPTANCE_BATCH = 16
+REPLAY_PROMPTS = 8
 
 
 class Evaluation:
@@ -178,12 +178,12 @@ class Evaluation:
         split: str,
         batch_size: int,
         costs: dict[str, Any],
-        matches: dict[str, dict[str, Any]],
         on_group: Callable[[], None],
     ) -> dict[str, Any]:
         """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain
         latencies.
         """
+        from evaluation.replay import excess
         from evaluation.speed import drafting, latencies, race, speedup
 
         groups = self.groups(split, batch_size)
@@ -203,7 +203,7 @@ class Evaluation:
                     "prompts": sum(map(len, groups)),
                     **drafting(timing, int(count), seed=self.seed),
                     **self.identity(groups, plain.outputs, timing.outputs),
-                    "replay": self.replay(split, kind, int(count), timing, matches),
+                    **excess([output for group in timing.outputs for output in group]),
                     "tokens_per_second": timing.tokens_per_second,
                     "plain_tokens_per_second": plain.tokens_per_second,
                     "speedup": speedup(plain, timing, seed=self.seed),
@@ -212,18 +212,26 @@ class Evaluation:
             )
         return {"plain": {"tokens_per_second": plain.tokens_per_second, **latencies(plain)}, "rows": rows}
 
-    def replay(
-        self, split: str, kind: str, count: int, timing: Timing, matches: dict[str, dict[str, Any]]
-    ) -> dict[str, Any] | None:
-        """The decoder's rounds against those that teacher-forced matches foretell; at temperature 0 and for a
-        fixed K only.
+    def replay(self, matches: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+        """The decoder's rounds against those that teacher-forced matches foretell, at temperature 0: with the
+        drafter's weights as they were teacher-forced, not rounded to 8 bits, else rounds would only be alike.
         """
+        from evaluation.decoder.drafters import ModelDrafter
+        from evaluation.decoder.engine import Decoder
         from evaluation.replay import compare
 
-        if not self.options.greedy or kind != "model":
+        if not self.options.greedy:
             return None
-        outputs = [output for group in timing.outputs for output in group]
-        by_prompt = zip(self.prompts(split), outputs, strict=True)
+        count = self.config.num_speculative_tokens[-1]
+        decoder = Decoder(
+            self.runner,
+            eos_ids=self.eos_ids,
+            options=self.options,
+            drafter=ModelDrafter(self.drafter, self.runner, self.options),
+            num_speculative_tokens=count,
+        )
+        chosen = dict(list(self.prompts(self.headline_split()).items())[:REPLAY_PROMPTS])
+        by_prompt = zip(chosen, decoder.generate(list(chosen.values())), strict=True)
         return compare(matches, {name: (out.tokens, out.rounds) for name, out in by_prompt}, count)
 
     def identity(self, groups: list[list[Request]], plain: Any, speculative: Any) -> dict[str, int | None]:

@@ -229,7 +229,7 @@ def plot_positions(evaluation: Mapping[str, Any]) -> Plot | None:
         axes.plot(
             [int(row["bin"]) for row in points],
             [row[measure]["mean"] for row in points],
-            marker=MARKERS[5 + index % 2],
+            marker=("p", "h")[index % 2],
             color="black",
             markerfacecolor="none",
             linestyle=(0, (1, 3)),

@@ -1,4 +1,7 @@
-"""Rounds replayed from teacher-forced matches: what the decoder must accept at temperature 0, to the token.
+"""What the decoder may accept at most, from outside its verification: an excess is a bug, not good news.
+
+Where it samples, the rule's own mean over its uniform numbers, on the same states (`excess`). At temperature
+0, rounds replayed from teacher-forced matches, to the token (`compare`).
 
 At temperature 0 a drafted token stands while it is the target's argmax, and accepted drafts leave the same
 text that the drafter was teacher-forced on. So where each draft matches is known beforehand, and a decoder
@@ -10,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from data.records import Samples
     from evaluation.acceptance import AcceptanceTable
+    from evaluation.decoder.engine import Output
 
 ALPHA = 0.01
 
@@ -86,3 +91,30 @@ def compare(
         "p_value": p_value,
         "bug": p_value < ALPHA,
     }
+
+
+def excess(outputs: Sequence[Output]) -> dict[str, Any]:
+    """Drafts accepted against the mean of the rule that judged them, given the same states and drafts.
+
+    `expected_accepted` by rule (others than the one in use for comparison: the block rule rightly exceeds the
+    token rule), `excess_p_value`: the chance of at least so many more, by a one-sided normal test over
+    outputs, whose differences have mean 0; below ALPHA, `excess_bug` is true.
+    """
+    from scipy.stats import norm
+
+    accounts = [output.account for output in outputs if output.expected]
+    rules = sorted({rule for account in accounts for rule in account.expected})
+    totals = {rule: sum(account.expected.get(rule, 0.0) for account in accounts) for rule in rules}
+    found: dict[str, Any] = {"expected_accepted": totals, "excess_p_value": 1.0, "excess_bug": False}
+    if len(accounts) < 2:
+        return found
+    # Each round was judged by one rule; the token rule stands beside the block rule for comparison only.
+    used = [rule for rule in rules if rule != "token"]
+    means = [sum(account.expected.get(rule, 0.0) for rule in used) for account in accounts]
+    gaps = np.array([account.accepted for account in accounts]) - np.array(means)
+    spread = gaps.std(ddof=1) / np.sqrt(len(gaps))
+    if spread > 0:
+        found["excess_p_value"] = float(norm.sf(gaps.mean() / spread))
+    elif gaps.mean() > 0:
+        found["excess_p_value"] = 0.0
+    return {**found, "excess_bug": found["excess_p_value"] < ALPHA}

@@ -74,9 +74,8 @@ def test_the_target_as_its_own_drafter_is_perfect_by_every_measure(
         (split, count) for split in ("seen", "unseen") for count in (2, 3)
     }
     for row in own:
-        assert row["acceptance_rate"] == 1.0
-        assert row["identical_outputs"] == 3 and row["bugs"] == 0
-        assert row["replay"]["prompts"] == row["replay"]["same_rounds"] == 3
+        assert row["acceptance_rate"] > 0.8  # its weights are rounded to 8 bits where the target's are not
+        assert row["identical_outputs"] == 3 and row["bugs"] == 0 and not row["excess_bug"]
     assert result["certificate"]["holds"] and result["certificate"]["greedy"]["outputs"] == 2 * 3 * 3
     assert json.loads((tmp_path / "evaluation.json").read_text()) == result
 
@@ -89,16 +88,18 @@ def test_another_drafter_is_lossless_but_not_accepted(samples: Samples, tmp_path
     for row in result["decode"]:
         assert row["identical_outputs"] + row["near_ties"] == 3 and row["bugs"] == 0
         assert row["acceptance_rate"] < 1
-        if row["drafter"] == "model":  # rounds replay exactly from teacher-forced matches
-            assert row["replay"]["same_rounds"] == 3 and not row["replay"]["bug"]
-            assert row["replay"]["accepted"] == row["replay"]["replayed"]
+    replay = result["replay"]  # rounds replay exactly from teacher-forced matches
+    assert replay["prompts"] == replay["same_rounds"] == 3 and not replay["bug"]
+    assert replay["accepted"] == replay["replayed"]
 
 
 def test_a_serving_mode_that_samples_promises_no_identity(samples: Samples, tmp_path: Path) -> None:
     result = measure(evaluation(samples, DraftModel(llama(9)), temperature=1.0, batch_size=2), tmp_path)
-    assert all(row["identical_outputs"] is None and row["replay"] is None for row in result["decode"])
+    assert all(row["identical_outputs"] is None and not row["excess_bug"] for row in result["decode"])
     assert result["certificate"]["holds"] and result["certificate"]["greedy"]["outputs"] == 4
-    assert result["plain"]["transformers_static"] is None
+    assert result["plain"]["transformers_static"] is None and result["replay"] is None
+    sampled = [row for row in result["decode"] if row["drafter"] == "model"]
+    assert all({"block", "token"} <= set(row["expected_accepted"]) for row in sampled)
 
 
 def test_measures_that_are_on_disk_are_not_taken_again(samples: Samples, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from evaluation.replay import compare, replay
+from evaluation.decoder.engine import Output, States
+from evaluation.replay import compare, excess, replay
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,22 @@ def test_an_excess_is_a_bug_and_a_lack_or_a_few_near_ties_are_not() -> None:
 
 def test_another_text_is_not_compared() -> None:
     assert compare(TOLD, {"0": ([1, 2, 9], [(4, 4)]), "x": ([1], [])}, 4)["prompts"] == 0
+
+
+def sampled(accepted: list[int], expected: float) -> list[Output]:
+    """Outputs of one round each with 4 drafts, of which so many stood and `expected` on average."""
+    told = {"token": expected - 0.5, "block": expected}
+    return [Output([1] * (a + 2), "length", [(4, a)], 0, States(), told) for a in accepted]
+
+
+def test_accepting_what_the_rule_gives_on_average_is_no_bug() -> None:
+    fair = excess(sampled([0, 4, 2, 1, 3] * 8, 2.0))
+    assert fair["expected_accepted"] == {"token": 60.0, "block": 80.0}
+    assert fair["excess_p_value"] == pytest.approx(0.5) and not fair["excess_bug"]
+    assert not excess(sampled([1, 2] * 20, 2.0))["excess_bug"]  # fewer is no excess
+
+
+def test_accepting_more_than_the_rule_gives_is_a_bug() -> None:
+    assert excess(sampled([2, 3, 4] * 10, 2.0))["excess_bug"]
+    assert excess(sampled([3] * 10, 2.0))["excess_bug"]
+    assert not excess([])["excess_bug"] and not excess(sampled([4], 2.0))["excess_bug"]

@@ -16,7 +16,7 @@ def printed(table: TextTable) -> str:
 
 def test_the_decode_table_holds_every_row_with_interval_and_sample_size() -> None:
     text = printed(decode_table(EVALUATION))
-    assert text.count("n-gram look-up") == 4 and text.count("up to") == 4
+    assert text.count("n-gram look-up") == 4 and text.count("up to") == 8
     assert "2.00 [1.90, 2.05]" in text
     assert "50.1" in text and "30" in text and "x86, 2 cores" in text
     assert decode_table(EVALUATION).rows[decode_table(EVALUATION).chosen or 0][:4] == (
