@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 TOP   := $(BIN)/distill
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui smoke test lint format
+.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench smoke test lint format
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,9 @@ sync: $(STAMP) ## Send what was kept here while the MLflow server was gone
 ui: $(STAMP) ## Open MLflow on http://127.0.0.1:5000
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --host 127.0.0.1 --port 5000 --workers 1 \
 	    --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$${DISTILL_RUNS:-runs}/mlflow.db}"
+
+bench: $(STAMP) ## Measure the decoder beside transformers and llama.cpp, on a recipe's trained pair
+	$(TOP) bench decoder "$$RECIPE" $(ARGS)
 
 smoke: $(STAMP) ## Run every stage on tiny random models, in under a minute
 	$(TOP) run smoke $(ARGS)
