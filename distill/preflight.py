@@ -1,15 +1,11 @@
 """Before any work: is everything there that a recipe needs, and if not, what is missing and by how much?
 
-Nothing is loaded or downloaded here. Sizes come from the headers of local weights, or, where the models are
-not on this machine, from the recipe's `estimate` section.
+Nothing is loaded or downloaded here.
 """
 
 import importlib.util
-import json
-import math
 import os
 import shutil
-import struct
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,11 +18,8 @@ from data.errors import UserError
 from data.prompt_sources import parse_source
 from distill.identity import gpu, model_form
 from distill.recipe import Recipe
+from distill.sizes import GIB, Sizes, disk_needed, memory_needed, sizes_of
 
-GIB = 1 << 30
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-TRAINING_BYTES = 16
-"""Bytes per trained parameter: float32 weight, gradient and AdamW's two moments."""
 CPU_LIMIT = 1_000_000_000
 """Targets above this many parameters would sample for weeks on a CPU, so they need a GPU."""
 HUB_SECONDS = 10
@@ -79,15 +72,6 @@ class Findings:
         }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Parameters of the two models and the width of the target's hidden states."""
-
-    target: int
-    draft: int
-    hidden: int
-
-
 def check(recipe: Recipe, runs_dir: Path) -> Findings:
     """Look at models, prompts, memory, disk and time, and report all of it together."""
     findings = Findings(recipe.name)
@@ -99,7 +83,7 @@ def check(recipe: Recipe, runs_dir: Path) -> Findings:
         findings.items += _check_prompts(source.source, hub)
     findings.items += _check_engine(recipe)
     findings.items += _check_tracking()
-    sizes = _sizes(recipe)
+    sizes = sizes_of(recipe)
     if sizes is None:
         text = "unknown: an `estimate` section (see recipes/llama-1b.yaml) has memory and disk checked"
         findings.items.append(Finding("note", "sizes", text))
@@ -305,51 +289,7 @@ def _check_engine(recipe: Recipe) -> Iterator[Finding]:
             yield Finding("ok", "endpoint", f"{sample.endpoint.model} at {sample.endpoint.url}")
 
 
-# --- sizes ----------------------------------------------------------------------------------------
-
-
-def _sizes(recipe: Recipe) -> Sizes | None:
-    """From local weights where both models are here, else from the recipe's estimate."""
-    target = _measured(recipe.target.model)
-    if target is not None:
-        init = recipe.draft.init
-        if init.from_ == "target":
-            kept = len(init.layers or []) / max(1, target["layers"])
-            return Sizes(target["parameters"], math.ceil(target["parameters"] * kept), target["hidden"])
-        draft = _measured(init.from_)
-        if draft is not None:
-            return Sizes(target["parameters"], draft["parameters"], target["hidden"])
-    estimate = recipe.estimate
-    if estimate is None:
-        return None
-    return Sizes(estimate.target_parameters, estimate.draft_parameters, estimate.target_hidden_size)
-
-
-def _measured(model: str) -> dict[str, int] | None:
-    """Parameters, hidden size and layers of a local model folder, from its headers; None where there is
-    none.
-    """
-    path = Path(model).expanduser()
-    if model_form(model) != "local" or not path.is_dir():
-        return None
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        parameters = sum(_parameters(file) for file in path.glob("*.safetensors"))
-        return {
-            "parameters": parameters,
-            "hidden": config["hidden_size"],
-            "layers": config["num_hidden_layers"],
-        }
-    except (OSError, ValueError, KeyError, struct.error):
-        return None  # another check says what is wrong with the folder
-
-
-def _parameters(file: Path) -> int:
-    # A safetensors file begins with the length of its JSON header, 8 bytes little-endian.
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(min(length, 100_000_000)))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+# --- memory and disk ------------------------------------------------------------------------------
 
 
 def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
@@ -366,38 +306,12 @@ def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
     yield _compare(what, needed, there)
 
 
-def memory_needed(recipe: Recipe, sizes: Sizes) -> int:
-    """Bytes at the peak of sampling or training, estimated for a Llama: parameters P = 12 layers hidden^2.
-
-    A cached token takes 2 layers * hidden / 4 numbers (a quarter of the heads are key-value heads), thus
-    P / (24 hidden); a trained one keeps some 34 layers * hidden, thus about 3 P / hidden. The mean text is
-    half as long as the longest.
-    """
-    width = DTYPE_BYTES[recipe.target.dtype]
-    longest = recipe.data.max_prompt_tokens + recipe.sample.max_new_tokens
-    cache = recipe.sample.batch_size * longest * sizes.target * width // (24 * sizes.hidden)
-    sampling = sizes.target * width + cache
-    activations = recipe.train.batch_size * longest // 2 * 3 * sizes.draft * width // sizes.hidden
-    training = sizes.target * width + sizes.draft * TRAINING_BYTES + activations
-    return (
-        int(1.1 * max(sampling, training)) + GIB
-    )  # a tenth for what is left out, and the libraries themselves
-
-
 def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> Iterator[Finding]:
-    width = DTYPE_BYTES[recipe.target.dtype]
-    # Per token: a hidden state, a float32 log-normaliser and an int64 argmax.
-    kept = recipe.train.signal == "hidden"
-    signals = recipe.sample.tokens * (sizes.hidden * width + 12) if kept else 0
-    # The drafter stands in training, in MLflow and in the export, beside two checkpoints with optimizer
-    # state.
-    drafters = sizes.draft * (3 * width + 2 * 3 * 4)
     folder = runs_dir
     while not folder.exists():
         folder = folder.parent
-    yield _compare(
-        f"disk at {folder}", signals + drafters + download + GIB // 4, shutil.disk_usage(folder).free
-    )
+    needed = disk_needed(recipe, sizes) + download
+    yield _compare(f"disk at {folder}", needed, shutil.disk_usage(folder).free)
 
 
 def _compare(what: str, needed: int, there: int) -> Finding:

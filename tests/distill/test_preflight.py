@@ -10,6 +10,7 @@ from data.errors import UserError
 from distill import identity, preflight
 from distill.preflight import Finding, Findings, check
 from distill.recipe import load_recipe
+from distill.sizes import measured
 
 GIB = 1 << 30
 
@@ -95,9 +96,9 @@ def test_llama_runs_with_local_models_in_their_place(tiny_pair: tuple[Path, Path
 def test_sizes_of_local_models_are_read_from_their_headers(tiny_pair: tuple[Path, Path]) -> None:
     from transformers import AutoModelForCausalLM
 
-    measured = preflight._measured(str(tiny_pair[0]))
+    found = measured(str(tiny_pair[0]))
     model = AutoModelForCausalLM.from_pretrained(tiny_pair[0])
-    assert measured == {"parameters": model.num_parameters(), "hidden": 64, "layers": 4}
+    assert found == {"parameters": model.num_parameters(), "hidden": 64, "layers": 4}
 
 
 @pytest.mark.parametrize(
