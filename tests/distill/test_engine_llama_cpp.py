@@ -6,6 +6,7 @@ import importlib.util
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,16 +60,19 @@ def test_a_server_that_is_killed_and_restarted_loses_no_answer() -> None:
                 servers[-1].wait()
                 servers.append(start(port))
 
-        for temperature in (0.0, 1.0):
-            heard.clear()
-            done = engine.sample(
-                REQUESTS, temperature=temperature, max_new_tokens=24, on_tokens=kill_and_restart
-            )
+        def tokens(temperature: float, on_tokens: Callable[[int], None]) -> list[list[int]]:
+            done = engine.sample(REQUESTS, temperature=temperature, max_new_tokens=24, on_tokens=on_tokens)
             assert all(isinstance(each, Completion) and not each.reencoded for each in done), done
-            ends = {each.finish_reason: each.tokens for each in done if isinstance(each, Completion)}
-            assert len(ends["length"]) == 24
-            assert len({tuple(each.tokens) for each in done if isinstance(each, Completion)}) > 12
-        assert len(servers) == 3
+            return [each.tokens for each in done if isinstance(each, Completion)]
+
+        disturbed = tokens(0.0, kill_and_restart)
+        assert len(servers) == 2 and sum(heard) == sum(map(len, disturbed))
+        calm = tokens(0.0, lambda count: None)
+        same = sum(one == other for one, other in zip(disturbed, calm, strict=True))
+        out_of_step = sum(one == other for one, other in zip(disturbed, calm[1:], strict=False))
+        # The server's batches round otherwise from run to run, so a few answers part at near ties.
+        assert same >= 18 and same > out_of_step
+        assert tokens(1.0, lambda count: None) != calm
     finally:
         for server in servers:
             server.kill()
