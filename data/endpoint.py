@@ -23,7 +23,7 @@ from data.errors import UserError
 from data.openai_api import AnswerReader, EndpointConfig, request_body
 
 ATTEMPTS = 8
-"""At the waits below a server may be away for about a minute."""
+"""At the waits below a server may be away for half a minute, mostly for longer."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds
 REACH_SECONDS = 10.0
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -105,7 +105,10 @@ class EndpointEngine:
     ) -> Completion | Failure:
         """Ask for one sample until there is an answer, or no hope of one."""
         reason = ""
+        wait = 0.0
         for attempt in range(ATTEMPTS):
+            if stop.wait(wait):
+                break
             try:
                 answer = self.post(body)
             except _Rejected as error:
@@ -113,8 +116,7 @@ class EndpointEngine:
             except _Passing as error:
                 reason = str(error)
                 backoff = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)
-                if stop.wait(max(backoff, min(error.wait, LONGEST_WAIT))):
-                    break
+                wait = max(backoff, min(error.wait, LONGEST_WAIT))
             else:
                 return self.reader.read(answer, request, max_new_tokens, asked=self.config)
         return Failure(f"{reason} ({ATTEMPTS} attempts)")
