@@ -84,5 +84,5 @@ def _limit(evaluation: Mapping[str, Any]) -> str:
         return ""
     stops, largest = model["stops_paying_at"], model["costs"][-1]["batch_size"]
     if stops is None:
-        return f"; the cost model expects a gain up to batch {largest}, the largest it measured"
+        return f"; the cost model expects a gain up to batch {largest}, which was not decoded"
     return f"; by the cost model do not speculate above batch {max(1, int(stops))}"
