@@ -23,11 +23,14 @@ def bench(recipe: Recipe, runs_dir: Path, say: Say) -> dict[str, Any]:
     Raises `UserError` where the drafter is not trained yet. Where llama.cpp is not installed its part is the
     reason why.
     """
+    from transformers.utils import logging
+
     from distill.bench.decoder import Bench, batched, single
     from distill.bench.llama_cpp import beside_llama_cpp
     from distill.export.hf import expand_vocabulary
     from distill.models import load_drafter
 
+    logging.set_verbosity_error()  # transformers warns of the missing end of sequence at every call
     with ExitStack() as stack:
         run = Run(recipe, runs_dir, say, stack)
         trained = run.stages["train"]
