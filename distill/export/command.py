@@ -122,7 +122,10 @@ def write(source: Source, kind: Format, out_dir: Path, *, force: bool) -> None:
     from distill.export.gguf import export_gguf
     from distill.export.hf import export_hf
 
-    exporter = {"hf": export_hf, "gguf": export_gguf, "compact": export_compact}[kind]
+    if kind == "compact":
+        export_compact(source.drafter, out_dir, facts=source.facts, force=force)
+        return
+    exporter = {"hf": export_hf, "gguf": export_gguf}[kind]
     exporter(
         source.drafter,
         source.run.target_folder,

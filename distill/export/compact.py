@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,9 @@ UNEXPANDED = {"rows": 0, "filled": 0}
 
 
 def export_compact(
-    drafter_dir: Path,
-    target: Path,
-    out_dir: Path,
-    *,
-    facts: Mapping[str, Any],
-    calibration: Sequence[Sequence[int]] = (),
-    target_gguf: Path | None = None,
-    force: bool = False,
+    drafter_dir: Path, out_dir: Path, *, facts: Mapping[str, Any], force: bool = False
 ) -> Path:
-    """Write the drafter in `drafter_dir` without the target's embeddings; arguments as `export_hf` has them,
-    of which the last but `force` are not needed here.
+    """Write the drafter in `drafter_dir` without the target's embeddings; arguments as `export_hf` has them.
 
     Raises `UserError` as `check_out_dir` and `write_compact` do.
     """
