@@ -59,8 +59,10 @@ bench: $(STAMP) ## Measure the decoder beside transformers and llama.cpp, on a r
 smoke: $(STAMP) ## Run every stage on tiny random models, in under a minute
 	$(TOP) run smoke $(ARGS)
 
+# A file's tests stay together, for they share fixtures; a thread each, for the models are tiny.
+SHARED_OUT := -n logical --maxprocesses 4 --dist loadfile
 test: $(STAMP) ## Run the tests (CPU, offline, minutes)
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not gpu" $(SHARED_OUT) $(ARGS)
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .

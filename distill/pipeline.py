@@ -23,6 +23,8 @@ from distill.identity import environment
 from distill.progress import Progress
 from distill.recipe import Recipe
 from distill.stages import Outcome, Say, recipe_lock, run_stage
+from distill.system_metrics import system_metrics
+from distill.tracking import tracking_uri
 
 if TYPE_CHECKING:
     from distill.tracking import Tracker
@@ -100,7 +102,8 @@ def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) 
             def work(folder: Path, name: str = name, notes: list[str] = notes) -> None:
                 say(f"{name}: {folder}")
                 _quiet_libraries()
-                with run.tracker.stage(name) as tracker:
+                uri = tracking_uri(runs_dir)
+                with run.tracker.stage(name) as tracker, system_metrics(name, tracker.run_id, uri):
                     notes += WORK[name](run, folder, tracker) or []
 
             outcome = run_stage(stages[name], work, fresh=fresh and command in ("run", name), say=say)
