@@ -48,8 +48,9 @@ class Run:
 
     @property
     def signal_temperature(self) -> float:
-        """The temperature of the kept signals and of the loss: the serving one, and 1 where that is 0."""
-        return self.recipe.serving.temperature or 1.0
+        """The temperature of the kept signals, of the loss and of its held-out checks: the serving one, and 1
+        where that is 0, unless the recipe names another."""
+        return self.recipe.train.temperature or self.recipe.serving.temperature or 1.0
 
     @property
     def kept_signal_temperature(self) -> float | None:
@@ -152,7 +153,12 @@ class Run:
         if self.sampling_drafter_folder is not None:
             read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)
         sample = Stage("sample", root, sampled, read)
-        trained = {"seed": recipe.seed, "draft": part["draft"], "train": part["train"], "metric": self.metric}
+        trained = {
+            "seed": recipe.seed,
+            "draft": part["draft"],
+            "train": recipe.train.identity(),
+            "metric": self.metric,
+        }
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
         measured = {"seed": recipe.seed, "evaluate": part["evaluate"], "serving": part["serving"]}
         evaluate = Stage("evaluate", root, measured, {"machine": machine()}, (sample, train))

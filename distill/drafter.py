@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -62,6 +62,10 @@ class DraftConfig(BaseModel):
     """Ids that the draft head covers; the full vocabulary where left out."""
     revision: str | None = None
     """Hub revision of the family member named by `init.from`."""
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the drafter, for a stage's key: options that are not in use are no part of it."""
+        return self.model_dump(mode="json", by_alias=True)
 
 
 def build_drafter(
