@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from distill.tracking import Tracker
     from evaluation.decoder.drafters import DraftModel
 
+IMPORTANCE_TEXTS = 16
+"""Samples of the select split that the importance of layers and dimensions is measured on."""
+
 
 @dataclass
 class Run:
@@ -179,7 +182,8 @@ class Run:
 
         ids = self.target.model.get_input_embeddings().weight.shape[0]
         counts = token_counts(self.samples.where(split="train"), ids)
-        return build_drafter(self.recipe.draft, self.target, counts, self.cache, self.candidate)
+        texts = [record.input_ids for record in self.samples.where(split="select")[:IMPORTANCE_TEXTS]]
+        return build_drafter(self.recipe.draft, self.target, counts, self.cache, self.candidate, texts)
 
     def candidate(self, reference: str) -> Path:
         """The folder of a candidate registered in MLflow."""
