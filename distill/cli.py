@@ -245,10 +245,14 @@ def _promote(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _preflight(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.cost_estimate import estimate
     from distill.preflight import check
     from distill.recipe import load_recipe
 
-    findings = check(load_recipe(options.recipe, options.set), runs_folder())
+    recipe = load_recipe(options.recipe, options.set)
+    findings = check(recipe, runs_folder())
+    if not findings.blocked:
+        findings.items.append(estimate(recipe, runs_folder() / "cache"))
     if not options.json:
         print(findings.text())
     return findings.to_json(), 2 if findings.blocked else 0

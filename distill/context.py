@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from distill.tracking import Tracker
     from evaluation.decoder.drafters import DraftModel
 
+IMPORTANCE_TEXTS = 16
+"""Samples of the select split that the importance of layers and dimensions is measured on."""
+
 
 @dataclass
 class Run:
@@ -48,8 +51,9 @@ class Run:
 
     @property
     def signal_temperature(self) -> float:
-        """The temperature of the kept signals and of the loss: the serving one, and 1 where that is 0."""
-        return self.recipe.serving.temperature or 1.0
+        """The temperature of the kept signals, of the loss and of its held-out checks: the serving one, and 1
+        where that is 0, unless the recipe names another."""
+        return self.recipe.train.temperature or self.recipe.serving.temperature or 1.0
 
     @property
     def kept_signal_temperature(self) -> float | None:
@@ -152,7 +156,12 @@ class Run:
         if self.sampling_drafter_folder is not None:
             read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)
         sample = Stage("sample", root, sampled, read)
-        trained = {"seed": recipe.seed, "draft": part["draft"], "train": part["train"], "metric": self.metric}
+        trained = {
+            "seed": recipe.seed,
+            "draft": part["draft"],
+            "train": recipe.train.identity(),
+            "metric": self.metric,
+        }
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
         measured = {"seed": recipe.seed, "evaluate": part["evaluate"], "serving": part["serving"]}
         evaluate = Stage("evaluate", root, measured, {"machine": machine()}, (sample, train))
@@ -173,7 +182,8 @@ class Run:
 
         ids = self.target.model.get_input_embeddings().weight.shape[0]
         counts = token_counts(self.samples.where(split="train"), ids)
-        return build_drafter(self.recipe.draft, self.target, counts, self.cache, self.candidate)
+        texts = [record.input_ids for record in self.samples.where(split="select")[:IMPORTANCE_TEXTS]]
+        return build_drafter(self.recipe.draft, self.target, counts, self.cache, self.candidate, texts)
 
     def candidate(self, reference: str) -> Path:
         """The folder of a candidate registered in MLflow."""

@@ -202,7 +202,7 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
         run.recipe.serving,
         run.recipe.seed,
         # Layers cut out of the target accept nothing, so their speed is no baseline.
-        before=None if run.recipe.draft.init.layers else before,
+        before=None if run.recipe.draft.init.cuts else before,
     )
     with Progress("evaluate", plan.batches(), unit="batches") as progress:
         evaluation = run_evaluation(

@@ -32,7 +32,7 @@ def sizes_of(recipe: Recipe) -> Sizes | None:
     if target is not None:
         init = recipe.draft.init
         if init.from_ == "target":
-            kept = len(init.layers or []) / max(1, target["layers"])
+            kept = (init.layer_count or len(init.layers or [])) / max(1, target["layers"])
             return Sizes(target["parameters"], math.ceil(target["parameters"] * kept), target["hidden"])
         draft = measured(init.from_)
         if draft is not None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from data.errors import UserError
 from data.files import canonical_hash
+from distill.loss_config import LossConfig
 
 if TYPE_CHECKING:
     from data.records import Samples
@@ -34,16 +35,6 @@ _EVALUATIONS = 6  # held-out checks after the one before the first step
 _HELD_OUT_SHARE = (
     0.02  # of the training tokens per check: a forward pass costs a third of a step, so < 5 % in all
 )
-
-
-class LossConfig(BaseModel):
-    """What training minimises; formulas and sources in `distill.losses`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: Literal["forward_kl", "tvd", "lk_hybrid", "cross_entropy"] = "forward_kl"
-    eta: float = Field(default=3.0, ge=0)
-    """`lk_hybrid` only: how fast the mix moves from forward KL to TVD as acceptance rises."""
 
 
 class TrainConfig(BaseModel):
@@ -62,6 +53,13 @@ class TrainConfig(BaseModel):
     """Samples per step and device, before accumulation."""
     accumulation: int = Field(default=1, gt=0)
     """Batches whose gradients make one step. `lk_hybrid` mixes per batch; the other losses do not notice."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Divides both models' logits in the loss; where left out, serving.temperature, or 1 where that is 0."""
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the training, for the stage's key: options that are not in use are no part of it."""
+        unused = {"loss": {"beta"} if "jsd" not in self.loss.names else set()}
+        return self.model_dump(mode="json", exclude=unused, exclude_none=True)
 
 
 @dataclass(frozen=True)
@@ -217,7 +215,7 @@ def train_drafter(
         seed=seed,
         metric=metric,
         check_steps=check_steps(plan.steps),
-        identity=canonical_hash([plan.batches, config.model_dump(), temperature, seed, metric]),
+        identity=canonical_hash([plan.batches, config.identity(), temperature, seed, metric]),
         checkpoints=out_dir / "checkpoints",
         best=best,
         report=report,

@@ -29,7 +29,8 @@ from data.errors import UserError
 from data.files import sync_tree, write_json
 from data.records import Batch, Samples, collate
 from distill.callbacks import HELD_OUT, Checks, Reporter
-from distill.losses import LossName, TargetRows, chunked_loss
+from distill.chunked import TargetRows, chunked_loss
+from distill.loss_config import LossName
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
 from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
 from evaluation.acceptance import teacher_forced
@@ -153,8 +154,8 @@ class DistillTrainer(SFTTrainer):
         model.forward = MethodType(
             partial(
                 _loss_forward,
-                name=run.config.loss.name,
                 eta=run.config.loss.eta,
+                beta=run.config.loss.beta,
                 temperature=run.temperature,
                 target_head=self.target_head,
                 rows=_row_of_id(vocab, len(head), device),
@@ -188,11 +189,12 @@ class DistillTrainer(SFTTrainer):
         """The summed loss over completion tokens, divided by their count over the whole step."""
         assert num_items_in_batch is not None and not return_outputs
         run = self.spec
-        if run.config.loss.name != "cross_entropy" and "hidden" not in inputs:
+        name = run.config.loss.at(self.state.global_step, run.plan.steps)
+        if name != "cross_entropy" and "hidden" not in inputs:
             batch = Batch(inputs["input_ids"], inputs["attention_mask"], inputs["completion_mask"], None)
             told = target_signals(run.target.model, batch, run.temperature)
             inputs = {**inputs, "hidden": told.hidden, "logsumexp": told.logsumexp}
-        loss, overlap = model(**inputs)
+        loss, overlap = model(name=name, **inputs)
         if overlap is not None:
             self._overlap += overlap
             self._overlap_tokens += int(inputs["completion_mask"][:, 1:].sum())
@@ -266,6 +268,7 @@ def _loss_forward(
     *,
     name: LossName,
     eta: float,
+    beta: float,
     temperature: float,
     target_head: Tensor,
     rows: Tensor | None,
@@ -295,6 +298,7 @@ def _loss_forward(
         labels_N=labels,
         temperature=temperature,
         eta=eta,
+        beta=beta,
     )
     return sums.loss, sums.acceptance
 
@@ -313,7 +317,7 @@ class _Collator:
 
     def __init__(self, run: Run) -> None:
         self.samples, self.pad_id = run.train, run.target.pad_id
-        self.with_signals = run.config.signal == "hidden" and run.config.loss.name != "cross_entropy"
+        self.with_signals = run.config.signal == "hidden" and run.config.loss.names != {"cross_entropy"}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         (row,) = rows
