@@ -3,11 +3,13 @@ PYTHON ?= python3
 RECIPE ?= smollm2-135m
 ARGS   ?=
 CANDIDATE ?=
-export RECIPE CANDIDATE # commands read them as "$$RECIPE", so whatever they hold stays one argument
+ACCELERATE ?= single
+export RECIPE CANDIDATE ACCELERATE # commands read them as "$$RECIPE", so whatever they hold stays one argument
 
 BIN   := .venv/bin
 STAMP := .venv/.installed
 TOP   := $(BIN)/distill
+SHARED = $(if $(filter-out single,$(ACCELERATE)),--accelerate "$$ACCELERATE" )
 
 .DEFAULT_GOAL := help
 .PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench smoke test lint format
@@ -16,6 +18,7 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  RECIPE=NAME chooses recipes/NAME.yaml (default: $(RECIPE)); ARGS="--set a.b=c" changes it.'
+	@echo '  ACCELERATE=NAME samples and trains in the processes of recipes/accelerate/NAME.yaml (default: $(ACCELERATE)).'
 
 setup: $(STAMP) ## Make .venv with everything that the other targets need
 
@@ -28,9 +31,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 distill: $(STAMP) ## Run a whole recipe: sample, train, evaluate, select, export
-	$(TOP) run "$$RECIPE" $(ARGS)
+	$(TOP) run "$$RECIPE" $(SHARED)$(ARGS)
 
-sample train evaluate select export preflight report: $(STAMP)
+sample train evaluate select export: $(STAMP)
+	$(TOP) $@ "$$RECIPE" $(SHARED)$(ARGS)
+
+preflight report: $(STAMP)
 	$(TOP) $@ "$$RECIPE" $(ARGS)
 sample: ## Sample the target's answers
 train: ## Distil the drafter on them (samples first where needed)

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -62,6 +62,13 @@ class Batch:
     """bool `[B, T]`; the state that predicts the token at t stands at t - 1."""
     signals: Signals | None
 
+    def without_tokens(self) -> Batch:
+        """The same texts with no completion token to train on."""
+        import torch
+
+        none = None if self.signals is None else self.signals.rows(slice(0, 0))
+        return replace(self, completion_mask=torch.zeros_like(self.completion_mask), signals=none)
+
 
 class Samples(Sequence[SampleRecord]):
     """Records and, where the engine kept them, their signals."""
@@ -97,7 +104,7 @@ class Samples(Sequence[SampleRecord]):
         assert self.locations is not None, "these samples carry no signals"
         shard, first = self.locations[index]
         rows = slice(first, first + self.records[index].completion_tokens)
-        return Signals(shard.hidden[rows], shard.logsumexp[rows], shard.argmax[rows])
+        return shard.rows(rows)
 
     def where(
         self, *, split: str | None = None, temperature: float | None = None, seen_template: bool | None = None

@@ -34,6 +34,10 @@ class Signals:
     def __len__(self) -> int:
         return self.hidden.shape[0]
 
+    def rows(self, which: slice) -> Signals:
+        """Those of some of the tokens."""
+        return Signals(self.hidden[which], self.logsumexp[which], self.argmax[which])
+
 
 def concatenate(parts: list[Signals]) -> Signals:
     """Signals of several completions, one after another."""

@@ -83,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in STAGE_COMMANDS.items():
         command = _recipe_command(commands, name, text)
         command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
+        command.add_argument(
+            "--accelerate",
+            default="single",
+            metavar="NAME",
+            help="sample and train in the processes of recipes/accelerate/NAME.yaml or a .yaml file (single)",
+        )
         if name == "evaluate":
             command.add_argument(
                 "--require",
@@ -202,15 +208,17 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def _run_stages(options: argparse.Namespace, stage: str) -> "Result":
     from distill.preflight import check
+    from distill.processes import read_processes
     from distill.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.set)
+    processes = read_processes(getattr(options, "accelerate", "single"))
     findings = check(recipe, runs_folder())
     findings.raise_if_blocked()
 
     from distill.pipeline import run
 
-    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say)
+    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say, processes=processes)
 
 
 def _report(options: argparse.Namespace) -> tuple[dict[str, Any], int]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from data.records import Samples
     from distill.models import Target
+    from distill.processes import Processes
     from distill.tracking import Tracker
     from evaluation.decoder.drafters import DraftModel
 
@@ -43,6 +44,8 @@ class Run:
     say: Say
     stack: ExitStack
     """Closed when the run ends, with the error that ended it."""
+    processes: "Processes | None" = None
+    """Those that share sampling and training; None where this process does all."""
 
     @property
     def cache(self) -> Path:

@@ -6,19 +6,49 @@ for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.engines import SampleRequest, SamplingEngine
+from data.engines import Completion, Failure, SampleRequest, SamplingEngine
 from data.openai_api import AnswerReader
 from data.records import shard_path
-from data.sample import adopt_shard, plan
+from data.sample import SampleConfig, adopt_shard, plan
 from distill.identity import model_form
 
 if TYPE_CHECKING:
     from distill.context import Run
     from evaluation.decoder.drafters import DraftModel
+
+
+@dataclass
+class EngineOnDemand:
+    """An engine that is made when it is first asked: where every shard is there, no target is loaded."""
+
+    make: Callable[[], SamplingEngine]
+    made: SamplingEngine | None = None
+
+    def sample(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        on_tokens: Callable[[int], None],
+    ) -> Sequence[Completion | Failure]:
+        """See `data.engines.SamplingEngine`."""
+        self.made = self.made or self.make()
+        return self.made.sample(
+            requests, temperature=temperature, max_new_tokens=max_new_tokens, on_tokens=on_tokens
+        )
+
+
+def can_share(config: SampleConfig) -> bool:
+    """Can several processes share a sampling? Only our own decoder's: a server works in parallel already, and
+    a drafter's gain is measured over one sequence of shards.
+    """
+    return config.engine == "builtin" and config.drafter is None
 
 
 def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEngine:

@@ -50,7 +50,7 @@ class TrainConfig(BaseModel):
     learning_rate: float = Field(default=1e-3, gt=0)
     """The highest, reached after the warm-up; decays to 0 on a cosine."""
     batch_size: int = Field(default=16, gt=0)
-    """Samples per step and device, before accumulation."""
+    """Samples per batch, over all processes: each takes its share of every batch."""
     accumulation: int = Field(default=1, gt=0)
     """Batches whose gradients make one step. `lk_hybrid` mixes per batch; the other losses do not notice."""
     temperature: float | None = Field(default=None, gt=0)
@@ -86,7 +86,7 @@ class BatchPlan:
     tokens: list[int]
     """Completion tokens of each batch."""
     batches_per_step: int
-    """Over accumulation and all processes."""
+    """As many as are accumulated."""
 
     @property
     def steps(self) -> int:
@@ -96,6 +96,13 @@ class BatchPlan:
         """Completion tokens trained on when `step` steps are done."""
         return sum(self.tokens[: step * self.batches_per_step])
 
+    def shares(self, processes: int) -> list[list[int]]:
+        """Each batch dealt out to `processes` processes, batch after batch; a small batch leaves some empty.
+
+        So what is trained does not depend on how many processes there are.
+        """
+        return [batch[process::processes] for batch in self.batches for process in range(processes)]
+
 
 def plan_batches(
     sizes: Sequence[tuple[int, int]],
@@ -103,10 +110,9 @@ def plan_batches(
     batch_size: int,
     tokens: int,
     accumulation: int,
-    processes: int,
     seed: int,
 ) -> BatchPlan:
-    """Batches until `tokens` completion tokens are reached, a whole number of steps on `processes` processes.
+    """Batches until `tokens` completion tokens are reached, a whole number of steps.
 
     Each epoch shuffles all samples, sorts windows of 16 batches by length and shuffles the batches: rows of
     one batch have like lengths, so little is computed on padding. `sizes` holds (length, completion tokens)
@@ -114,9 +120,8 @@ def plan_batches(
     """
     assert sizes and all(completion > 0 for _, completion in sizes)
     generator = random.Random(seed)
-    per_step = accumulation * processes
     window = batch_size * _WINDOW_BATCHES
-    plan = BatchPlan([], [], per_step)
+    plan = BatchPlan([], [], accumulation)
     planned = 0
     while True:
         order = list(range(len(sizes)))
@@ -130,7 +135,7 @@ def plan_batches(
             plan.batches.append(batch)
             plan.tokens.append(sum(sizes[index][1] for index in batch))
             planned += plan.tokens[-1]
-            if planned >= tokens and len(plan.batches) % per_step == 0:
+            if planned >= tokens and len(plan.batches) % accumulation == 0:
                 return plan
 
 
@@ -197,7 +202,6 @@ def train_drafter(
         batch_size=config.batch_size,
         tokens=config.tokens,
         accumulation=config.accumulation,
-        processes=processes.num_processes,
         seed=seed,
     )
     best, drafter_dir = out_dir / "best", out_dir / "drafter"

@@ -20,6 +20,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
@@ -140,7 +141,7 @@ class DistillTrainer(SFTTrainer):
             model=model,
             args=_arguments(run, device_type, mixed),
             data_collator=_Collator(run),
-            train_dataset=Dataset.from_dict({"samples": run.plan.batches}),
+            train_dataset=Dataset.from_dict({"samples": run.plan.shares(PartialState().num_processes)}),
             processing_class=run.target.tokenizer,
             callbacks=[Checks(self), Reporter(run), *run.callbacks],
         )
@@ -162,8 +163,8 @@ class DistillTrainer(SFTTrainer):
             ),
             model,
         )
-        self._overlap = torch.zeros((), device=device)
-        self._overlap_tokens = 0
+        # Since the last log: the summed acceptance, and the tokens it was summed over
+        self._overlap = torch.zeros(2, dtype=torch.float64, device=device)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -196,9 +197,8 @@ class DistillTrainer(SFTTrainer):
             inputs = {**inputs, "hidden": told.hidden, "logsumexp": told.logsumexp}
         loss, overlap = model(name=name, **inputs)
         if overlap is not None:
-            self._overlap += overlap
-            self._overlap_tokens += int(inputs["completion_mask"][:, 1:].sum())
-        # DDP takes the mean over processes of gradients that we have divided by the global count
+            self._overlap += torch.stack([overlap.double(), inputs["completion_mask"][:, 1:].sum().double()])
+        # DDP and FSDP take the mean over processes of gradients that we have divided by the global count
         return loss / num_items_in_batch * self.accelerator.num_processes
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -208,9 +208,12 @@ class DistillTrainer(SFTTrainer):
                 f"Training diverged: the loss is {logs['loss']} at step {self.state.global_step}; "
                 f"lower train.learning_rate (it is {self.args.learning_rate:g})."
             )
-        if "loss" in logs and self._overlap_tokens:
-            logs["train_sampled"] = float(self._overlap) / self._overlap_tokens
-            self._overlap, self._overlap_tokens = torch.zeros_like(self._overlap), 0
+        if "loss" in logs:
+            # All processes log at the same steps
+            overlap, tokens = self.accelerator.reduce(self._overlap, "sum").tolist()
+            if tokens:
+                logs["train_sampled"] = overlap / tokens
+            self._overlap.zero_()
         super().log(logs, start_time)
 
     def checks(self) -> list[dict[str, float]]:
@@ -221,9 +224,11 @@ class DistillTrainer(SFTTrainer):
         """Measure held-out acceptance now, and save the drafter where it is the best so far."""
         run = self.spec
         cached = run.held_out.has_signals
+        # Sharded weights are gathered by all processes; whole ones are copied where they are saved
+        gathered = self._snapshot() if self.is_fsdp_enabled else None
         with self._autocast():
             table = teacher_forced(
-                run.drafter,
+                gathered or run.drafter,
                 run.target.model.get_output_embeddings().weight.detach(),
                 run.held_out,
                 temperature=run.temperature,
@@ -235,28 +240,32 @@ class DistillTrainer(SFTTrainer):
         found = {"step": self.state.global_step, **table.means()}
         self.state.log_history.append({"step": self.state.global_step, HELD_OUT: found})
         if best_check(self.checks(), run.metric) is found and self.is_world_process_zero():
-            save_drafter(self._snapshot(), run.best, run.target.tokenizer)
+            save_drafter(gathered or self._snapshot(), run.best, run.target.tokenizer)
         return found
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self.mixed else nullcontext()
 
     def _snapshot(self) -> DraftModel:
-        """The drafter in the dtype that it came in."""
+        """The whole drafter in the dtype that it came in; with FSDP every process has to ask, and gets it."""
         drafter = self.spec.drafter
-        if drafter.model.dtype == self.save_dtype:
+        if drafter.model.dtype == self.save_dtype and not self.is_fsdp_enabled:
             return drafter
         head_rows = None if drafter.vocab is None else len(drafter.vocab)
         config = drafter.model.config.from_dict(drafter.model.config.to_dict())
         config.dtype = self.save_dtype
         copy = empty_model(config, head_rows=head_rows)
-        copy.load_state_dict(drafter.model.state_dict())
+        weights = drafter.model.state_dict()
+        if self.is_fsdp_enabled:
+            weights = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        copy.load_state_dict(weights)
         copy.generation_config = drafter.model.generation_config
-        return DraftModel(copy, drafter.vocab)
+        return DraftModel(copy.to(self.args.device).eval(), drafter.vocab)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         # Past SFTTrainer's version, which writes a model card; the marker comes after every byte is on disk
         super(SFTTrainer, self)._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             sync_tree(folder)
@@ -283,6 +292,9 @@ def _loss_forward(
     `rows` maps target ids to rows of the draft head, `None` where they are the same.
     """
     states = completion_states(model, input_ids, completion_mask)
+    if len(states) == 0:  # every parameter takes part, as DDP expects
+        nothing = 0 * (states.sum() + model.get_output_embeddings().weight.sum())
+        return nothing, nothing.detach()
     target = labels = None
     if name == "cross_entropy":
         ids = input_ids[:, 1:][completion_mask[:, 1:]]
@@ -321,7 +333,9 @@ class _Collator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         (row,) = rows
-        batch = collate(self.samples, row["samples"], self.pad_id)
+        batch = collate(self.samples, row["samples"] or [0], self.pad_id)
+        if not row["samples"]:  # fewer samples than processes: this one goes along without a token
+            batch = batch.without_tokens()
         inputs = {
             "input_ids": batch.input_ids,
             "attention_mask": batch.attention_mask,

@@ -20,6 +20,7 @@ from distill.drafter import prune
 from distill.loss_config import LossConfig
 from distill.models import Target, load_drafter
 from distill.train import (
+    BatchPlan,
     TrainConfig,
     best_check,
     check_steps,
@@ -62,11 +63,11 @@ def train(
 
 
 def test_plan_meets_the_budget_and_repeats() -> None:
-    plan = plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, processes=1, seed=1)
+    plan = plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, seed=1)
     assert sum(plan.tokens) >= 120 > sum(plan.tokens[:-1])
     assert plan.tokens == [sum(SIZES[index][1] for index in batch) for batch in plan.batches]
-    assert plan == plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, processes=1, seed=1)
-    assert plan != plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, processes=1, seed=2)
+    assert plan == plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, seed=1)
+    assert plan != plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, seed=2)
     per_epoch = -(-len(SIZES) // 3)
     assert sorted(index for batch in plan.batches[:per_epoch] for index in batch) == list(
         range(len(SIZES))
@@ -74,14 +75,20 @@ def test_plan_meets_the_budget_and_repeats() -> None:
 
 
 def test_plan_is_whole_steps() -> None:
-    plan = plan_batches(SIZES, batch_size=2, tokens=100, accumulation=3, processes=2, seed=0)
-    assert len(plan.batches) % 6 == 0 and plan.steps == len(plan.batches) // 6
+    plan = plan_batches(SIZES, batch_size=2, tokens=100, accumulation=3, seed=0)
+    assert len(plan.batches) % 3 == 0 and plan.steps == len(plan.batches) // 3
     assert plan.tokens_after(0) == 0 and plan.tokens_after(plan.steps) == sum(plan.tokens)
-    assert plan.tokens_after(1) == sum(plan.tokens[:6])
+    assert plan.tokens_after(1) == sum(plan.tokens[:3])
+
+
+def test_processes_share_each_batch() -> None:
+    plan = BatchPlan([[5, 6, 7, 8], [9]], [10, 2], 1)
+    assert plan.shares(1) == plan.batches
+    assert plan.shares(2) == [[5, 7], [6, 8], [9], []]  # process 0 takes every second row, from 0 on
 
 
 def test_plan_keeps_like_lengths_together() -> None:
-    plan = plan_batches(SIZES * 20, batch_size=10, tokens=700, accumulation=1, processes=1, seed=0)
+    plan = plan_batches(SIZES * 20, batch_size=10, tokens=700, accumulation=1, seed=0)
     sizes = SIZES * 20
 
     def padding(batches: list[list[int]]) -> int:
@@ -235,7 +242,7 @@ def test_four_accumulated_batches_equal_one_of_four(
 
     samples = make_samples(20)
     sizes = [(len(record.input_ids), record.completion_tokens) for record in samples.where(split="train")]
-    whole = plan_batches(sizes, batch_size=4, tokens=200, accumulation=1, processes=1, seed=0)
+    whole = plan_batches(sizes, batch_size=4, tokens=200, accumulation=1, seed=0)
     assert all(len(batch) == 4 for batch in whole.batches)
     assert any(len({sizes[index][1] for index in batch}) > 1 for batch in whole.batches)
     weights = {}
@@ -278,7 +285,7 @@ def test_gradients_are_those_of_the_eager_sum_over_count(
     fresh = new_drafter(target)
     own = samples.where(split="train")
     sizes = [(len(record.input_ids), record.completion_tokens) for record in own]
-    first = plan_batches(sizes, batch_size=4, tokens=300, accumulation=1, processes=1, seed=0).batches[0]
+    first = plan_batches(sizes, batch_size=4, tokens=300, accumulation=1, seed=0).batches[0]
     batch = collate(own, first, target.pad_id)
     told = target_signals(target.model, batch, 1.0)
     states = completion_states(fresh.model, batch.input_ids, batch.completion_mask)
