@@ -256,6 +256,7 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
             data_digest=samples_digest(test, config),
             directory=folder,
             on_group=lambda: progress.advance(1),
+            full_target=run.full_target if run.recipe.target.quantization != "none" else None,
         )
     history = _read(run.stages["train"].directory / "training.json")["history"]
     write_plots(evaluation, history, folder / "plots")
@@ -309,7 +310,8 @@ def export(run: Run, folder: Path, tracker: "Tracker") -> None:
     source = Source(run, run.stages["train"].directory / "drafter", facts)
     for kind in recipe.export.formats:
         write(source, kind, folder / kind, force=True)
-    if "hf" in recipe.export.formats and recipe.target.dtype == "float32":
+    exact = recipe.target.dtype == "float32" and recipe.target.quantization == "none"
+    if "hf" in recipe.export.formats and exact:
         # elsewhere near ties make equal texts a matter of luck
         write_json(folder / "verification.json", prove(source, "hf", folder / "hf"))
 

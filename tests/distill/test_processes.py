@@ -129,6 +129,7 @@ def test_a_share_without_samples_takes_part_with_zero_gradients(
         model,
         name="forward_kl",
         eta=3.0,
+        beta=0.5,
         temperature=1.0,
         target_head=model.lm_head.weight.detach(),
         rows=None,
