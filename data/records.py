@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from data.errors import UserError
 from data.files import commit_file
@@ -152,7 +152,7 @@ def write_shard(
     directory: Path,
     index: int,
     records: list[SampleRecord],
-    signals: Sequence[Signals] | Sequence[TopK] | None,
+    signals: Sequence[Signals | TopK] | None,
 ) -> None:
     """Write a shard's records, and first their signals: the Parquet file's presence says that the shard is
     whole.
@@ -251,6 +251,4 @@ def pack(samples: Samples, indices: Sequence[int], pad_id: int) -> Batch:
 def _signals(samples: Samples, indices: Sequence[int]) -> Signals | TopK | None:
     if samples.locations is None:
         return None
-    parts: list[Any] = [samples.signals(i) for i in indices]
-    together: Signals | TopK = concatenate(parts)
-    return together
+    return concatenate([samples.signals(i) for i in indices])

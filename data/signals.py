@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from data.errors import UserError
 from data.files import commit_file
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Rows:
+class SignalRows:
     """Tensors with a row per completion token."""
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class _Rows:
 
 
 @dataclass
-class Signals(_Rows):
+class Signals(SignalRows):
     """Signals of N completion tokens; row n belongs to the state that predicts token n."""
 
     hidden: torch.Tensor
@@ -52,7 +52,7 @@ class Signals(_Rows):
 
 
 @dataclass
-class TopK(_Rows):
+class TopK(SignalRows):
     """The K most likely ids at N completion tokens; row n belongs to the state that predicts token n."""
 
     ids: torch.Tensor
@@ -63,7 +63,7 @@ class TopK(_Rows):
     """float32 `[N]`: the mass of all other ids together, between 0 and 1."""
 
 
-Kind = TypeVar("Kind", Signals, TopK)
+Kind = TypeVar("Kind", bound=SignalRows)
 
 
 def concatenate(parts: Sequence[Kind]) -> Kind:
@@ -71,12 +71,18 @@ def concatenate(parts: Sequence[Kind]) -> Kind:
     import torch
 
     tensors = [part.tensors() for part in parts]
-    return type(parts[0])(**{name: torch.cat([each[name] for each in tensors]) for name in tensors[0]})
+    return _same_kind(parts[0], {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]})
 
 
 def rows(signals: Kind, which: slice) -> Kind:
     """Those of some of the tokens."""
-    return type(signals)(**{name: tensor[which] for name, tensor in signals.tensors().items()})
+    return _same_kind(signals, {name: tensor[which] for name, tensor in signals.tensors().items()})
+
+
+def _same_kind(like: Kind, tensors: dict[str, torch.Tensor]) -> Kind:
+    make: Any = type(like)
+    made: Kind = make(**tensors)
+    return made
 
 
 def write_signals(path: Path, parts: Sequence[Kind]) -> None:
@@ -116,5 +122,5 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].flatten().view(torch.uint8).numpy())
+        digest.update(memoryview(tensors[name].flatten().view(torch.uint8).numpy()))
     return digest.hexdigest()

@@ -60,7 +60,11 @@ def loading_options(
     """What transformers needs to load a model rounded, onto `device`."""
     if quantization == "none":
         return {}
+    import torch
     from transformers import BitsAndBytesConfig
+
+    if str(device) == "cuda":  # without a number the loader takes the first one, whichever is this process's
+        device = f"cuda:{torch.cuda.current_device()}"
 
     if quantization == "nf4":
         config = BitsAndBytesConfig(

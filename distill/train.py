@@ -8,6 +8,7 @@ was killed and started again ends, on a CPU, with the same bits as one that was 
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -237,6 +238,8 @@ def train_drafter(
     if processes.is_main_process and drafter_dir.is_dir() and not best.is_dir():
         # A run that was killed while it tidied up: its last checkpoint may still be there
         drafter_dir.rename(best)
+    # A sharded checkpoint is of use to as many processes alone; a whole one to any number
+    sharding = [processes.num_processes] if os.environ.get("ACCELERATE_USE_FSDP") == "true" else []
     run = Run(
         drafter=drafter,
         target=target,
@@ -248,7 +251,7 @@ def train_drafter(
         seed=seed,
         metric=metric,
         check_steps=check_steps(plan.steps),
-        identity=canonical_hash([plan.batches, config.identity(), temperature, seed, metric]),
+        identity=canonical_hash([plan.batches, config.identity(), temperature, seed, metric, *sharding]),
         checkpoints=out_dir / "checkpoints",
         best=best,
         report=report,

@@ -3,7 +3,7 @@
 - `ours`: the target's forward pass in the step, the loss a block at a time (`signal: live`);
 - `ours_hidden`: the same with the target's states at hand (`signal: hidden`);
 - `gkd`: trl's GKD: full logits of both models, then its generalised JSD at beta 0;
-- `trl_chunked`: the kernel of trl's DistillationTrainer: hidden states of both models, tiles of the vocabulary.
+- `trl_chunked`: the kernel of trl's DistillationTrainer: both models' hidden states, tiles of the vocabulary.
 
 Memory is the peak above what the process held before the step: resident memory on a CPU, allocated memory on
 a GPU.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ MIB = 1 << 20
 
 
 class Step:
-    """One drafter, one target and one batch; `loss` of an arm is summed over the batch's completion tokens."""
+    """One drafter, one target and one batch; an arm's `loss` is summed over its completion tokens."""
 
     def __init__(self, name: str, shape: Shape) -> None:
         self.name, self.shape = name, shape
@@ -117,7 +116,7 @@ def train_steps(name: str, shape: Shape) -> dict[str, float]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     one(1)  # warms up, and makes the optimizer's state
     peak = Peak(step.device)
