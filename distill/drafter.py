@@ -202,7 +202,10 @@ def _load_source(
     if name == "target":
         if config.init.layers is None and config.init.layer_count is None:
             raise UserError("draft.init.layers is missing: name the target's layers that the drafter keeps.")
-        return DraftModel(target.model, None)
+        if not target.quantized:
+            return DraftModel(target.model, None)
+        assert target.folder is not None
+        return DraftModel(load_model(target.folder, target.model.dtype).to(target.model.device), None)
     if name.startswith(_REGISTERED_PREFIX):
         source = load_drafter(resolve_candidate(name), target.model.device)
         _check_same_vocabulary_size(source.model, name, target)
