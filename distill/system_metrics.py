@@ -1,5 +1,5 @@
-"""What the machine did during a stage, in MLflow's "System metrics" tab: processor, memory, disk, network and,
-where there is one, GPU.
+"""What the machine did during a stage, in MLflow's "System metrics" tab: processor, memory, disk, network
+and, where there is one, GPU.
 
 MLflow's own monitor, a thread that looks every ten seconds (MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL says
 otherwise). Not for stages that time something: the thread would be in the figures.

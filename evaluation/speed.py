@@ -151,7 +151,7 @@ def measure_costs(
 
         return forward
 
-    # In a round's order: the first draft step follows a target's, and finds the drafter's weights gone from the
+    # In a round's order: the first draft step follows a target's, which took the drafter's weights out of the
     # processor's caches; the others follow it.
     steps = {
         "target": step(target, 1, False),
