@@ -11,19 +11,22 @@ a GPU.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 from trl.experimental.gkd import GKDTrainer
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
 from data.records import Batch
 from data.signals import Signals
 from distill.bench.training import Shape
-from distill.chunked import TargetRows, chunked_loss
+from distill.chunked import chunked_loss
+from distill.heads import TargetRows
 from evaluation.signals import completion_states, target_signals
 
 MIB = 1 << 20

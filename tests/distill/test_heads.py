@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill.chunked import Head, TargetRows, TopKRows, chunked_loss
+from distill.chunked import chunked_loss
+from distill.heads import Head, TargetRows, TopKRows
 from distill.loss_config import LossName
 from distill.losses import cross_entropy, divergence
 

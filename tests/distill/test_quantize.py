@@ -118,6 +118,7 @@ def test_adamw_8bit_keeps_its_moments_in_bytes_and_trains_alike(
         assert (few[name] - value).norm() <= 0.1 * moved, name
 
 
+@pytest.mark.slow
 def test_a_whole_run_on_a_quantised_target(tmp_path: Path) -> None:
     small = [
         "target.quantization=nf4",
