@@ -17,10 +17,11 @@ from distill.heads import Head, TargetRows, TopKRows
 from distill.loss_config import LossName
 from distill.losses import divergence
 
-# Elements of one [rows, V] block, of which about four live at once: 64 MiB each in float32 on a CPU, where
-# 128 rows and more run equally fast; an accelerator wants longer blocks for a large vocabulary.
-_BLOCK_ELEMENTS_CPU = 1 << 24
+# Elements of one [rows, V] block, of which about four live at once: 32 MiB each in float32 on a CPU, or 128
+# rows, from which on they run equally fast; an accelerator wants longer blocks.
+_BLOCK_ELEMENTS_CPU = 1 << 23
 _BLOCK_ELEMENTS_ACCELERATOR = 1 << 26
+_ROWS_AT_LEAST = 128
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def chunked_loss(
         dtype = torch.get_autocast_dtype(device_type)
     block_elements = _BLOCK_ELEMENTS_CPU if device_type == "cpu" else _BLOCK_ELEMENTS_ACCELERATOR
     head = draft_head if isinstance(draft_head, Head) else Head(draft_head)
-    rows = rows_per_chunk or max(1, block_elements // head.weight_VH.shape[0])
+    rows = rows_per_chunk or max(_ROWS_AT_LEAST, block_elements // head.weight_VH.shape[0])
     settings = _Settings(name, temperature, eta, beta, rows, dtype, head.scale, head.soft_cap)
     loss, acceptance = _ChunkedLoss.apply(
         draft_hidden_NH, head.weight_VH, head.bias_V, target, labels_N, settings

@@ -49,12 +49,13 @@ class TargetRows:
     """What the target says at N positions, restricted to the draft vocabulary without storing [N, V].
 
     True log-probabilities are the head's logits / temperature - `logsumexp_N`, where `logsumexp_N` is the
-    log-normaliser over the target's full vocabulary at that same temperature.
+    log-normaliser over the target's full vocabulary at that same temperature. None where the head *is* the
+    full vocabulary: it is then found on the way.
     """
 
     hidden_NT: Tensor
     head_VT: Tensor | Head
-    logsumexp_N: Tensor
+    logsumexp_N: Tensor | None
 
     def log_probs(self, block: slice, log_draft_nV: Tensor, temperature: float) -> Tensor:
         """True log-probabilities [n, V] of a block of positions."""
@@ -62,6 +63,8 @@ class TargetRows:
         logits_nV = head.logits(self.hidden_NT[block], log_draft_nV.dtype)
         if temperature != 1:
             logits_nV.div_(temperature)
+        if self.logsumexp_N is None:
+            return torch.log_softmax(logits_nV, dim=-1)
         return logits_nV.sub_(self.logsumexp_N[block].to(logits_nV.dtype).unsqueeze(-1))
 
 

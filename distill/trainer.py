@@ -37,7 +37,7 @@ from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
 from distill.training_step import Collator, loss_forward, row_of_id
 from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
-from evaluation.signals import target_signals
+from evaluation.signals import completion_states, target_signals
 
 _COMPLETE = "complete.json"  # the last file of a checkpoint
 _CHECKPOINTS = 10  # per run
@@ -203,20 +203,26 @@ class DistillTrainer(SFTTrainer):
         run = self.spec
         name = run.config.loss.at(self.state.global_step, run.plan.steps)
         if name != "cross_entropy" and not {"hidden", "ids"} & set(inputs):
-            batch = Batch(
-                inputs["input_ids"],
-                inputs["attention_mask"],
-                inputs["completion_mask"],
-                None,
-                inputs.get("position_ids"),
-            )
-            told = target_signals(run.target.model, batch, run.temperature)
-            inputs = {**inputs, **told.tensors()}
+            inputs = {**inputs, **self._ask_target(inputs)}
         loss, overlap = model(name=name, **inputs)
         if overlap is not None:
             self._overlap += torch.stack([overlap.double(), inputs["completion_mask"][:, 1:].sum().double()])
         # DDP and FSDP take the mean over processes of gradients that we have divided by the global count
         return loss / num_items_in_batch * self.accelerator.num_processes
+
+    def _ask_target(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """The target's signals of a batch by a forward pass now.
+
+        Over the full vocabulary without their normaliser, which the loss finds from the logits that it makes
+        anyway: a product with the whole head less.
+        """
+        run, ids, mask = self.spec, inputs["input_ids"], inputs["completion_mask"]
+        positions = inputs.get("position_ids")
+        if run.drafter.vocab is None:
+            with torch.no_grad():
+                return {"hidden": completion_states(run.target.model, ids, mask, positions)}
+        batch = Batch(ids, inputs["attention_mask"], mask, None, positions)
+        return target_signals(run.target.model, batch, run.temperature).tensors()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the training batches' own acceptance."""

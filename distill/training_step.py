@@ -80,7 +80,7 @@ def loss_forward(
         assert log_probs is not None and tail is not None
         target = TopKRows(ids.long() if rows is None else rows[ids.long()], log_probs, tail)
     else:
-        assert hidden is not None and logsumexp is not None
+        assert hidden is not None and (logsumexp is not None or rows is None)
         target = TargetRows(hidden.to(target_head.dtype), target_head, logsumexp)
     sums = chunked_loss(
         name,
