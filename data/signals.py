@@ -122,5 +122,6 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(memoryview(tensors[name].flatten().view(torch.uint8).numpy()))
+        contents: Any = tensors[name].flatten().view(torch.uint8).numpy()
+        digest.update(contents)
     return digest.hexdigest()

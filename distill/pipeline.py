@@ -177,7 +177,7 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     return [*sample_notes(summary), *(gain.note() for gain in gains)]
 
 
-def train(run: Run, folder: Path, tracker: "Tracker") -> None:
+def train(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     """A drafter distilled on the samples; the best one on the select split stands in `drafter`."""
     from distill.processes import run_stage_in
 
@@ -203,6 +203,10 @@ def train(run: Run, folder: Path, tracker: "Tracker") -> None:
             )
     write_json(folder / "training.json", result)
     tracker.log_artifact(folder / "training.json")
+    counts = {name: result[name] for name in ("clipped_steps", "skipped_steps")}
+    tracker.log_metrics({f"train/{name}": value for name, value in counts.items()})
+    skipped = counts["skipped_steps"]
+    return [f"{skipped} steps without a finite gradient were left out"] if skipped else []
 
 
 def train_here(run: Run, folder: Path, report: "Report") -> dict[str, Any]:

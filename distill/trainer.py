@@ -28,14 +28,13 @@ from trl import SFTConfig, SFTTrainer
 
 from data.errors import UserError
 from data.files import sync_tree, write_json
-from data.records import Batch, Samples, collate, pack
+from data.records import Batch, Samples
 from distill.callbacks import HELD_OUT, Checks, Reporter
-from distill.chunked import TargetRows, TopKRows, chunked_loss
 from distill.lora import add_lora, merged, remove_lora
-from distill.loss_config import LossName
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
 from distill.quantize import TRAINER_NAMES
 from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
+from distill.training_step import Collator, loss_forward, row_of_id
 from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
 from evaluation.signals import completion_states, target_signals
@@ -150,7 +149,7 @@ class DistillTrainer(SFTTrainer):
         super().__init__(
             model=model,
             args=_arguments(run, device_type, mixed),
-            data_collator=_Collator(run),
+            data_collator=Collator(run),
             train_dataset=Dataset.from_dict({"samples": run.plan.shares(PartialState().num_processes)}),
             processing_class=run.target.tokenizer,
             callbacks=[Checks(self), Reporter(run), *run.callbacks],
@@ -166,12 +165,12 @@ class DistillTrainer(SFTTrainer):
         # The loss is computed inside forward, where DDP and FSDP see every parameter that takes part
         model.forward = MethodType(
             partial(
-                _loss_forward,
+                loss_forward,
                 eta=run.config.loss.eta,
                 beta=run.config.loss.beta,
                 temperature=run.temperature,
                 target_head=self.target_head,
-                rows=_row_of_id(vocab, len(head), device),
+                rows=row_of_id(vocab, len(head), device),
             ),
             model,
         )
@@ -204,20 +203,26 @@ class DistillTrainer(SFTTrainer):
         run = self.spec
         name = run.config.loss.at(self.state.global_step, run.plan.steps)
         if name != "cross_entropy" and not {"hidden", "ids"} & set(inputs):
-            batch = Batch(
-                inputs["input_ids"],
-                inputs["attention_mask"],
-                inputs["completion_mask"],
-                None,
-                inputs.get("position_ids"),
-            )
-            told = target_signals(run.target.model, batch, run.temperature)
-            inputs = {**inputs, **told.tensors()}
+            inputs = {**inputs, **self._ask_target(inputs)}
         loss, overlap = model(name=name, **inputs)
         if overlap is not None:
             self._overlap += torch.stack([overlap.double(), inputs["completion_mask"][:, 1:].sum().double()])
         # DDP and FSDP take the mean over processes of gradients that we have divided by the global count
         return loss / num_items_in_batch * self.accelerator.num_processes
+
+    def _ask_target(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """The target's signals of a batch by a forward pass now.
+
+        Over the full vocabulary without their normaliser, which the loss finds from the logits that it makes
+        anyway: a product with the whole head less.
+        """
+        run, ids, mask = self.spec, inputs["input_ids"], inputs["completion_mask"]
+        positions = inputs.get("position_ids")
+        if run.drafter.vocab is None:
+            with torch.no_grad():
+                return {"hidden": completion_states(run.target.model, ids, mask, positions)}
+        batch = Batch(ids, inputs["attention_mask"], mask, None, positions)
+        return target_signals(run.target.model, batch, run.temperature).tensors()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the training batches' own acceptance."""
@@ -320,92 +325,6 @@ class DistillTrainer(SFTTrainer):
 def _is_mixed(dtype: torch.dtype, device_type: str) -> bool:
     """Do the products of a drafter that came in `dtype` run in bfloat16, over float32 weights?"""
     return dtype == torch.bfloat16 and device_type == "cuda" and torch.cuda.is_bf16_supported()
-
-
-def _loss_forward(
-    model: PreTrainedModel,
-    *,
-    name: LossName,
-    eta: float,
-    beta: float,
-    temperature: float,
-    target_head: Tensor,
-    rows: Tensor | None,
-    input_ids: Tensor,
-    completion_mask: Tensor,
-    position_ids: Tensor | None = None,
-    hidden: Tensor | None = None,
-    logsumexp: Tensor | None = None,
-    ids: Tensor | None = None,
-    log_probs: Tensor | None = None,
-    tail: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Summed loss over the batch's completion tokens and, detached, their summed acceptance.
-
-    `rows` maps target ids to rows of the draft head, `None` where they are the same.
-    """
-    states = completion_states(model, input_ids, completion_mask, position_ids)
-    if len(states) == 0:  # every parameter takes part, as DDP expects
-        nothing = 0 * (states.sum() + model.get_output_embeddings().weight.sum())
-        return nothing, nothing.detach()
-    target: TargetRows | TopKRows | None = None
-    labels = None
-    if name == "cross_entropy":
-        chosen = input_ids[:, 1:][completion_mask[:, 1:]]
-        labels = chosen if rows is None else rows[chosen]
-    elif ids is not None:
-        assert log_probs is not None and tail is not None
-        target = TopKRows(ids.long() if rows is None else rows[ids.long()], log_probs, tail)
-    else:
-        assert hidden is not None and logsumexp is not None
-        target = TargetRows(hidden.to(target_head.dtype), target_head, logsumexp)
-    sums = chunked_loss(
-        name,
-        states,
-        model.get_output_embeddings().weight,
-        target=target,
-        labels_N=labels,
-        temperature=temperature,
-        eta=eta,
-        beta=beta,
-    )
-    return sums.loss, sums.acceptance
-
-
-def _row_of_id(vocab: Tensor | None, full_size: int, device: torch.device) -> Tensor | None:
-    """int64 [V]: each target id's row of a reduced head, -1 where it has none."""
-    if vocab is None:
-        return None
-    rows = torch.full((full_size,), -1, dtype=torch.int64, device=device)
-    rows[vocab.to(device)] = torch.arange(len(vocab), device=device)
-    return rows
-
-
-class _Collator:
-    """Turns one row of the plan into the tensors of one batch."""
-
-    def __init__(self, run: Run) -> None:
-        self.samples, self.pad_id = run.train, run.target.pad_id
-        self.make = pack if run.config.packing else collate
-        self.with_signals = run.config.signal != "live" and run.config.loss.names != {"cross_entropy"}
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        (row,) = rows
-        batch = self.make(self.samples, row["samples"] or [0], self.pad_id)
-        if not row["samples"]:  # fewer samples than processes: this one goes along without a token
-            batch = batch.without_tokens()
-        inputs = {
-            "input_ids": batch.input_ids,
-            "attention_mask": batch.attention_mask,
-            "completion_mask": batch.completion_mask,
-        }
-        if batch.position_ids is not None:
-            inputs["position_ids"] = batch.position_ids
-        if self.with_signals:
-            assert batch.signals is not None
-            inputs |= batch.signals.tensors()
-        return inputs
 
 
 def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:

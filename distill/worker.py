@@ -68,8 +68,7 @@ def work(stage: str, recipe: Path, runs_dir: Path, folder: Path, emit: Emit) -> 
             result: dict[str, Any] = {}
         else:
             result = train_here(run, folder, partial(_report, emit if first else _silence))
-        state.wait_for_everyone()
-        if first:
+        if first:  # the others may still be at their last shard: the command waits for all
             emit({"result": result})
     state.destroy_process_group()
 

@@ -93,7 +93,7 @@ def half_bound(hidden_NH: Tensor, head_VH: Tensor, temperature: float) -> Tensor
 def top_k_of(signals: Signals, head_VH: Tensor, count: int, temperature: float) -> TopK:
     """The `count` most likely ids of each token with their true log-probabilities, and the mass of the rest.
 
-    What that may change is said at `distill.chunked.TopKRows`.
+    What that may change is said at `distill.heads.TopKRows`.
     """
     parts = []
     rows = max(1, _BLOCK_ELEMENTS // len(head_VH))

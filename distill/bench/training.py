@@ -39,10 +39,10 @@ class Shape:
     heads: int = 9
     target_layers: int = 30
     draft_layers: int = 4
-    rows: int = 8
+    rows: int = 16
     prompt: int = 16
     completion: int = 64
-    steps: int = 2
+    steps: int = 1
     """Timed, after one on a single row."""
 
 

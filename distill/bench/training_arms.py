@@ -11,19 +11,23 @@ a GPU.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 from trl.experimental.gkd import GKDTrainer
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
 from data.records import Batch
 from data.signals import Signals
 from distill.bench.training import Shape
-from distill.chunked import TargetRows, chunked_loss
+from distill.chunked import chunked_loss
+from distill.heads import TargetRows
 from evaluation.signals import completion_states, target_signals
 
 MIB = 1 << 20
@@ -81,13 +85,16 @@ class Step:
         batch = self.batch(rows)
         states = completion_states(self.drafter, batch.input_ids, batch.completion_mask)
         head = self.drafter.lm_head.weight
-        if self.name == "trl_chunked":
+        if self.cached is not None:
+            count = len(states)
+            kept = self.cached
+            target = TargetRows(kept.hidden[:count], self.target_head, kept.logsumexp[:count])
+        else:
             with torch.no_grad():
                 told = completion_states(self.target, batch.input_ids, batch.completion_mask)
-            return trl_chunked(states, head, told, self.target_head)
-        tokens = rows * self.shape.completion
-        signals = self.cached or target_signals(self.target, batch, 1.0)
-        target = TargetRows(signals.hidden[:tokens], self.target_head, signals.logsumexp[:tokens])
+            if self.name == "trl_chunked":
+                return trl_chunked(states, head, told, self.target_head)
+            target = TargetRows(told, self.target_head, None)
         return chunked_loss("forward_kl", states, head, target=target).loss
 
 
@@ -148,7 +155,7 @@ def loss_peak(name: str, shape: Shape, tokens: int) -> float:
     elif name == "trl_chunked":
         loss = trl_chunked(hidden, head, target_hidden, target_head)
     else:
-        rows = TargetRows(target_hidden, target_head, torch.full((tokens,), 11.0, device=device))
+        rows = TargetRows(target_hidden, target_head, None)
         loss = chunked_loss("forward_kl", hidden, head, target=rows).loss
     loss.backward()
     return peak.above()

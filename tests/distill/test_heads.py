@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill.chunked import Head, TargetRows, TopKRows, chunked_loss
+from distill.chunked import chunked_loss
+from distill.heads import Head, TargetRows, TopKRows
 from distill.loss_config import LossName
 from distill.losses import cross_entropy, divergence
 
@@ -115,6 +116,24 @@ def test_padding_ids_take_no_part(name: LossName, padded: tuple[int, int]) -> No
         assert not gradients[-1][1][V:].any()
     torch.testing.assert_close(losses[0], losses[1])
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_vocabulary_is_normalised_on_the_way(name: LossName) -> None:
+    target_hidden, target_weight = draw(N, T, seed=4), draw(V, T, seed=5)
+    normaliser = (target_hidden @ target_weight.T / 0.7).logsumexp(-1)
+    losses = [
+        chunked_loss(
+            name,
+            draw(N, H, seed=1),
+            draw(V, H, seed=2),
+            target=TargetRows(target_hidden, target_weight, given),
+            temperature=0.7,
+            rows_per_chunk=4,
+        ).loss
+        for given in (normaliser, None)
+    ]
+    torch.testing.assert_close(losses[0], losses[1])
 
 
 # --- top-k ---

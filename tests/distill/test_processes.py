@@ -24,7 +24,7 @@ from distill.processes import CONFIGS, read_processes, run_stage_in
 from distill.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["sample.tokens=900", "train.tokens=1200", "sample.batch_size=4", "train.accumulation=2"]
+SMALL = ["sample.tokens=900", "train.tokens=4000", "sample.batch_size=4", "train.accumulation=2"]
 
 
 def test_shipped_configurations() -> None:
@@ -120,12 +120,12 @@ def test_what_was_sampled_ahead_of_the_end_goes(tmp_path: Path) -> None:
 def test_a_share_without_samples_takes_part_with_zero_gradients(
     make_samples: Callable[..., Samples], make_llama: Callable[..., LlamaForCausalLM]
 ) -> None:
-    from distill.trainer import _loss_forward
+    from distill.training_step import loss_forward
 
     batch = collate(make_samples(6), [0], 2).without_tokens()
     assert batch.signals is not None and len(batch.signals) == 0 and not batch.completion_mask.any()
     model = make_llama(4, tied=False).train().requires_grad_(True)
-    loss, overlap = _loss_forward(
+    loss, overlap = loss_forward(
         model,
         name="forward_kl",
         eta=3.0,

@@ -118,6 +118,7 @@ def test_adamw_8bit_keeps_its_moments_in_bytes_and_trains_alike(
         assert (few[name] - value).norm() <= 0.1 * moved, name
 
 
+@pytest.mark.slow
 def test_a_whole_run_on_a_quantised_target(tmp_path: Path) -> None:
     small = [
         "target.quantization=nf4",
@@ -127,7 +128,7 @@ def test_a_whole_run_on_a_quantised_target(tmp_path: Path) -> None:
         "evaluate={prompts: 2, num_speculative_tokens: [2], max_new_tokens: 6}",
         "data.prompts=[{source: builtin:structured, count: 120}]",
     ]
-    result = run(load_recipe("smoke", small), tmp_path, "select", fresh=False, say=lambda text: None)
+    result = run(load_recipe("smoke", small), tmp_path, "run", fresh=False, say=lambda text: None)
     sample = result.outcomes["sample"].stage
     assert sample.inputs()["config"]["quantization"] == "nf4"
     plain = run(load_recipe("smoke", small[2:]), tmp_path, "sample", fresh=False, say=lambda text: None)
@@ -137,6 +138,9 @@ def test_a_whole_run_on_a_quantised_target(tmp_path: Path) -> None:
     gap = evaluation["quantization"]["sampled"]
     assert gap["gap"]["mean"] == pytest.approx(gap["quantised"] - gap["full"], abs=1e-6)
     assert 0 < evaluation["quantization"]["targets"]["sampled"] < 1
+
+    card = (result.outcomes["export"].stage.directory / "hf" / "README.md").read_text()
+    assert "quantised to nf4" in card
 
     from mlflow import MlflowClient
 

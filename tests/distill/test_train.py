@@ -209,7 +209,10 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=tolerance, msg=name)
 
 
-def test_live_equals_hidden(target: Target, make_samples: Callable[..., Samples], tmp_path: Path) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_live_equals_hidden(
+    full: bool, target: Target, make_samples: Callable[..., Samples], tmp_path: Path
+) -> None:
     samples = make_samples(24)
     losses: dict[str, list[float]] = {"hidden": [], "live": []}
     weights = {}
@@ -221,8 +224,10 @@ def test_live_equals_hidden(target: Target, make_samples: Callable[..., Samples]
             seen.append(measures.get("loss", 0.0))
 
         with_them = samples if signal == "hidden" else Samples(samples.records, None)
+        head = target.model.lm_head.weight
+        drafter = DraftModel(prune(target.model, [0, 3], head), None) if full else new_drafter(target)
         weights[signal] = train(
-            new_drafter(target),
+            drafter,
             target,
             with_them,
             tmp_path / signal,
