@@ -34,6 +34,8 @@ STAGE_COMMANDS = {
     "select": "register the drafter in MLflow and decide the champion (measured first where missing)",
     "export": "write the drafter in the form that servers load (trained and measured first where missing)",
 }
+BENCH_RECIPES = {"decoder": "smollm2-135m", "alignment": "smollm2-135m-open"}
+"""What can be measured beside peers, and on which recipe unless another is named."""
 _OUTSIDE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -108,8 +110,22 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
-    bench.add_argument("what", choices=["decoder"])
-    bench.add_argument("recipe", nargs="?", default="smollm2-135m", help="whose trained pair (smollm2-135m)")
+    bench.add_argument("what", choices=[*BENCH_RECIPES])
+    bench.add_argument(
+        "recipe",
+        nargs="?",
+        help="decoder: whose trained pair (smollm2-135m); alignment: what all arms share (smollm2-135m-open)",
+    )
+    bench.add_argument(
+        "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"
+    )
+    bench.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="alignment: tokens sampled, and trained on by each arm (50000)",
+    )
+    bench.add_argument("--arms", metavar="A,B", help="alignment: these alone; all where left out")
     bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
@@ -292,12 +308,31 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    name = options.recipe or BENCH_RECIPES[options.what]
+    if options.what == "alignment":
+        return _bench_alignment(options, name)
+    if options.tokens is not None or options.arms is not None:
+        raise UserError("--tokens and --arms are for `distill bench alignment`: leave them out here")
     from distill.bench.command import bench, report
     from distill.recipe import load_recipe
 
-    answer = bench(load_recipe(options.recipe), runs_folder(), say=_say)
+    answer = bench(load_recipe(name, options.set), runs_folder(), say=_say)
     if not options.json:
         print(report(answer))
+    return answer, 0
+
+
+def _bench_alignment(options: argparse.Namespace, name: str) -> tuple[dict[str, Any], int]:
+    from distill.bench.alignment import ARMS, TOKENS, bench
+
+    arms = list(ARMS) if options.arms is None else options.arms.split(",")
+    tokens = TOKENS if options.tokens is None else options.tokens
+    answer = bench(name, options.set, tokens, arms, runs_folder(), _say)
+    if not options.json:
+        from distill.bench.alignment_report import report
+
+        sets = "".join(f" --set {each}" for each in options.set)
+        print(report(answer, f"distill bench alignment {name} --tokens {tokens}{sets}"))
     return answer, 0
 
 

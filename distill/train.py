@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data.errors import UserError
 from data.files import canonical_hash
@@ -37,6 +37,17 @@ _HELD_OUT_SHARE = (
 )
 
 
+class OnPolicyConfig(BaseModel):
+    """Batches whose text is the drafter's own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: float = Field(gt=0, le=1)
+    """Of the batches from `start` on."""
+    start: float = Field(default=0.5, ge=0, lt=1)
+    """The share of training that is done before the first of them."""
+
+
 class TrainConfig(BaseModel):
     """How a drafter is trained. Warm-up, decay, clipping, checks and checkpoints are derived."""
 
@@ -55,6 +66,22 @@ class TrainConfig(BaseModel):
     """Batches whose gradients make one step. `lk_hybrid` mixes per batch; the other losses do not notice."""
     temperature: float | None = Field(default=None, gt=0)
     """Divides both models' logits in the loss; where left out, serving.temperature, or 1 where that is 0."""
+    learnable_share: float | None = Field(default=None, gt=0, lt=1)
+    """Train on this share of each batch's tokens, those where the drafter can still learn most: .4 in
+    AdaSPEC. Takes a second training, of the reference that tells which."""
+    flat_share: float | None = Field(default=None, gt=0, lt=1)
+    """Train on this share of the samples, those with the flattest target distributions."""
+    on_policy: OnPolicyConfig | None = None
+    """A share of batches late in training with the drafter's own continuations."""
+
+    @model_validator(mode="after")
+    def _target_is_asked(self) -> TrainConfig:
+        if "cross_entropy" in self.loss.names and (self.learnable_share or self.on_policy):
+            raise ValueError(
+                "learnable_share and on_policy need the target's distribution, which cross_entropy does not "
+                "look at: choose another loss or leave them out"
+            )
+        return self
 
     def identity(self) -> dict[str, Any]:
         """What decides the training, for the stage's key: options that are not in use are no part of it."""
@@ -150,7 +177,7 @@ def held_out_samples(samples: Samples, metric: Metric, temperature: float, token
     pool = drawn if len(drawn) else select
     share = min(1.0, tokens / max(1, sum(sum(record.completion_mask) for record in pool)))
     kept = {int(number / share) for number in range(max(1, int(len(pool) * share)))}
-    return _subset(pool, sorted(kept))
+    return pool.pick(sorted(kept))
 
 
 def train_drafter(
@@ -182,14 +209,31 @@ def train_drafter(
     """
     from accelerate import PartialState
 
+    from distill.choice import forget_reference, keep_flattest, reference_kl
     from distill.trainer import Run, run_training
 
-    train = samples.where(split="train")
-    if len(train) == 0:
+    if len(samples.where(split="train")) == 0:
         raise UserError("There is no sample in the train split, so nothing to train on; sample more.")
     if config.signal == "hidden" and not samples.has_signals:
         raise UserError(
             "train.signal is hidden but these samples carry no target states; set train.signal=live."
+        )
+    if config.flat_share is not None:
+        samples = keep_flattest(
+            samples, target, config.flat_share, batch_size=config.batch_size, temperature=temperature
+        )
+    train = samples.where(split="train")
+    reference = None
+    if config.learnable_share is not None:
+        reference = reference_kl(
+            drafter,
+            target,
+            samples,
+            config,
+            temperature=temperature,
+            seed=seed,
+            out_dir=out_dir,
+            report=report,
         )
     processes = PartialState(cpu=target.model.device.type == "cpu")
     plan = plan_batches(
@@ -219,12 +263,14 @@ def train_drafter(
         checkpoints=out_dir / "checkpoints",
         best=best,
         report=report,
+        reference=reference,
     )
     history = run_training(run)
     if processes.is_main_process:
         shutil.rmtree(drafter_dir, ignore_errors=True)
         best.rename(drafter_dir)
         shutil.rmtree(run.checkpoints)
+        forget_reference(out_dir)
     kept = best_check(history, metric)
     return TrainResult(
         directory=drafter_dir,
@@ -245,10 +291,3 @@ def best_check(history: Sequence[dict[str, float]], metric: Metric) -> dict[str,
     """The check with the highest `metric`; where several are equal, by `sampled`, which is finer, then the
     earliest."""
     return max(history, key=lambda check: (check[metric], check["sampled"], -check["step"]))
-
-
-def _subset(samples: Samples, indices: Sequence[int]) -> Samples:
-    from data.records import Samples as SamplesClass
-
-    locations = None if samples.locations is None else [samples.locations[index] for index in indices]
-    return SamplesClass([samples.records[index] for index in indices], locations)

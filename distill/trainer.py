@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -27,15 +28,16 @@ from trl import SFTConfig, SFTTrainer
 
 from data.errors import UserError
 from data.files import sync_tree, write_json
-from data.records import Batch, Samples, collate
+from data.records import Batch, Samples
 from distill.callbacks import HELD_OUT, Checks, Reporter
-from distill.chunked import TargetRows, chunked_loss
-from distill.loss_config import LossName
+from distill.choice import chosen_count
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
+from distill.rollouts import Rollouts
+from distill.step import Collator, loss_forward, row_of_id
 from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
 from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
-from evaluation.signals import completion_states, target_signals
+from evaluation.signals import target_signals
 
 _COMPLETE = "complete.json"  # the last file of a checkpoint
 _CHECKPOINTS = 10  # per run
@@ -64,6 +66,8 @@ class Run:
     checkpoints: Path
     best: Path
     report: Report
+    reference: list[Tensor] | None = None
+    """Per training sample the reference's forward KL of each completion token, where tokens are chosen."""
     callbacks: tuple[TrainerCallback, ...] = ()
 
 
@@ -138,8 +142,19 @@ class DistillTrainer(SFTTrainer):
         mixed = save_dtype == torch.bfloat16 and device_type == "cuda" and torch.cuda.is_bf16_supported()
         super().__init__(
             model=model,
-            args=_arguments(run, device_type, mixed),
-            data_collator=_Collator(run),
+            args=training_arguments(
+                SFTConfig,
+                steps=run.plan.steps,
+                config=run.config,
+                seed=run.seed,
+                output_dir=run.checkpoints,
+                on_cpu=device_type == "cpu",
+                bf16=mixed,
+                save_strategy="steps",
+                save_steps=max(1, round(run.plan.steps / _CHECKPOINTS)),
+                save_total_limit=2,
+            ),
+            data_collator=Collator(run),
             train_dataset=Dataset.from_dict({"samples": run.plan.batches}),
             processing_class=run.target.tokenizer,
             callbacks=[Checks(self), Reporter(run), *run.callbacks],
@@ -153,14 +168,19 @@ class DistillTrainer(SFTTrainer):
         # The loss is computed inside forward, where DDP and FSDP see every parameter that takes part
         model.forward = MethodType(
             partial(
-                _loss_forward,
+                loss_forward,
                 eta=run.config.loss.eta,
                 beta=run.config.loss.beta,
                 temperature=run.temperature,
+                share=run.config.learnable_share,
                 target_head=self.target_head,
-                rows=_row_of_id(vocab, len(head), device),
+                rows=row_of_id(vocab, len(head), device),
             ),
             model,
+        )
+        on_policy = run.config.on_policy
+        self.rollouts = on_policy and Rollouts(
+            run.drafter, run.target, on_policy, run.temperature, run.seed, len(run.plan.batches)
         )
         self._overlap = torch.zeros((), device=device)
         self._overlap_tokens = 0
@@ -168,16 +188,24 @@ class DistillTrainer(SFTTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """The batches of one step, and their completion tokens over all processes: what the loss is divided
-        by."""
-        batches = []
-        for _ in range(num_batches):
-            try:
-                batches.append(next(epoch_iterator))
-            except StopIteration:
-                break
-        counted = sum(int(batch["completion_mask"][:, 1:].sum()) for batch in batches)
+        """The batches of one step, and the tokens that they train on over all processes: what the loss is
+        divided by."""
+        batches = list(islice(epoch_iterator, num_batches))
+        if self.rollouts:
+            processes, own = self.accelerator.num_processes, self.accelerator.process_index
+            first = self.state.global_step * self.spec.plan.batches_per_step
+            for place, batch in enumerate(batches):
+                number = first + place * processes + own
+                if self.rollouts.wants(number):
+                    batches[place] = self.rollouts.batch(batch, number)
+        counted = sum(map(self.trained_tokens, batches))
         return batches, self.accelerator.gather(torch.tensor(counted, device=device)).sum()
+
+    def trained_tokens(self, batch: dict[str, Any]) -> int:
+        """Completion tokens of a batch that its loss is taken of."""
+        tokens = int(batch["completion_mask"][:, 1:].sum())
+        share = self.spec.config.learnable_share
+        return tokens if share is None or "reference" not in batch else chosen_count(tokens, share)
 
     def compute_loss(
         self,
@@ -186,7 +214,7 @@ class DistillTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The summed loss over completion tokens, divided by their count over the whole step."""
+        """The summed loss over the tokens trained on, divided by their count over the whole step."""
         assert num_items_in_batch is not None and not return_outputs
         run = self.spec
         name = run.config.loss.at(self.state.global_step, run.plan.steps)
@@ -197,7 +225,7 @@ class DistillTrainer(SFTTrainer):
         loss, overlap = model(name=name, **inputs)
         if overlap is not None:
             self._overlap += overlap
-            self._overlap_tokens += int(inputs["completion_mask"][:, 1:].sum())
+            self._overlap_tokens += self.trained_tokens(inputs)
         # DDP takes the mean over processes of gradients that we have divided by the global count
         return loss / num_items_in_batch * self.accelerator.num_processes
 
@@ -263,85 +291,24 @@ class DistillTrainer(SFTTrainer):
             write_json(folder / _COMPLETE, {"identity": self.spec.identity})
 
 
-def _loss_forward(
-    model: PreTrainedModel,
+def training_arguments(
+    kind: type[SFTConfig],
     *,
-    name: LossName,
-    eta: float,
-    beta: float,
-    temperature: float,
-    target_head: Tensor,
-    rows: Tensor | None,
-    input_ids: Tensor,
-    completion_mask: Tensor,
-    hidden: Tensor | None = None,
-    logsumexp: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Summed loss over the batch's completion tokens and, detached, their summed acceptance.
-
-    `rows` maps target ids to rows of the draft head, `None` where they are the same.
-    """
-    states = completion_states(model, input_ids, completion_mask)
-    target = labels = None
-    if name == "cross_entropy":
-        ids = input_ids[:, 1:][completion_mask[:, 1:]]
-        labels = ids if rows is None else rows[ids]
-    else:
-        assert hidden is not None and logsumexp is not None
-        target = TargetRows(hidden.to(target_head.dtype), target_head, logsumexp)
-    sums = chunked_loss(
-        name,
-        states,
-        model.get_output_embeddings().weight,
-        target=target,
-        labels_N=labels,
-        temperature=temperature,
-        eta=eta,
-        beta=beta,
-    )
-    return sums.loss, sums.acceptance
-
-
-def _row_of_id(vocab: Tensor | None, full_size: int, device: torch.device) -> Tensor | None:
-    """int64 [V]: each target id's row of a reduced head, -1 where it has none."""
-    if vocab is None:
-        return None
-    rows = torch.full((full_size,), -1, dtype=torch.int64, device=device)
-    rows[vocab.to(device)] = torch.arange(len(vocab), device=device)
-    return rows
-
-
-class _Collator:
-    """Turns one row of the plan into the tensors of one batch."""
-
-    def __init__(self, run: Run) -> None:
-        self.samples, self.pad_id = run.train, run.target.pad_id
-        self.with_signals = run.config.signal == "hidden" and run.config.loss.names != {"cross_entropy"}
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        (row,) = rows
-        batch = collate(self.samples, row["samples"], self.pad_id)
-        inputs = {
-            "input_ids": batch.input_ids,
-            "attention_mask": batch.attention_mask,
-            "completion_mask": batch.completion_mask,
-        }
-        if self.with_signals:
-            assert batch.signals is not None
-            inputs |= {"hidden": batch.signals.hidden, "logsumexp": batch.signals.logsumexp}
-        return inputs
-
-
-def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:
-    steps = run.plan.steps
-    arguments = SFTConfig(
-        output_dir=str(run.checkpoints),
+    steps: int,
+    config: TrainConfig,
+    seed: int,
+    output_dir: Path,
+    on_cpu: bool,
+    **more: Any,
+) -> Any:
+    """The arguments of a training of one row of the plan per batch, for trl's trainers of that kind."""
+    arguments = kind(
+        output_dir=str(output_dir),
         per_device_train_batch_size=1,  # one row of the plan is one batch
-        gradient_accumulation_steps=run.config.accumulation,
+        gradient_accumulation_steps=config.accumulation,
         max_steps=steps,
         train_sampling_strategy="sequential",
-        learning_rate=run.config.learning_rate,
+        learning_rate=config.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=max(1, round(_WARMUP_SHARE * steps)),
         optim="adamw_torch_fused",
@@ -349,24 +316,21 @@ def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:
         adam_beta2=0.95,
         weight_decay=_WEIGHT_DECAY,
         max_grad_norm=_CLIP,
-        bf16=mixed,
-        use_cpu=device_type == "cpu",
-        seed=run.seed,
-        data_seed=run.seed,
+        use_cpu=on_cpu,
+        seed=seed,
+        data_seed=seed,
         activation_checkpointing=False,
         logging_steps=max(1, steps // _LOGS),
         logging_nan_inf_filter=False,
-        save_strategy="steps",
-        save_steps=max(1, round(steps / _CHECKPOINTS)),
-        save_total_limit=2,
         eval_strategy="no",
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
         dataset_kwargs={"skip_prepare_dataset": True},
-        dataloader_pin_memory=device_type == "cuda",
+        dataloader_pin_memory=not on_cpu,
         max_length=None,
         ddp_find_unused_parameters=False,
+        **{"bf16": False, **more},
     )
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # one process, one device: Trainer would wrap the model in nn.DataParallel
