@@ -11,6 +11,7 @@ from torch import Tensor
 
 from data.errors import UserError
 from data.records import Samples
+from distill import cli
 from distill.bench import alignment
 from distill.bench.alignment import ARMS, bench, sample_rows, target_calls
 from distill.bench.alignment_report import report
@@ -101,6 +102,11 @@ def test_unknown_arms_and_settings_are_refused_before_any_work(tmp_path: Path) -
     with pytest.raises(UserError, match="own shape"):
         bench("smollm2-135m", [], TOKENS, ["layers_2"], tmp_path, str)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_decoders_bench_takes_no_arms(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "decoder", "--arms", "tvd"]) == 2
+    assert "for `distill bench alignment`" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("arm", ARMS)
