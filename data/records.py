@@ -140,8 +140,12 @@ class Samples(Sequence[SampleRecord]):
             and (temperature is None or record.temperature == temperature)
             and (seen_template is None or record.seen_template == seen_template)
         ]
-        locations = None if self.locations is None else [self.locations[i] for i in kept]
-        return Samples([self.records[i] for i in kept], locations, self.unchecked)
+        return self.pick(kept)
+
+    def pick(self, indices: Sequence[int]) -> Samples:
+        """The samples at `indices`, in that order."""
+        locations = None if self.locations is None else [self.locations[i] for i in indices]
+        return Samples([self.records[i] for i in indices], locations, self.unchecked)
 
 
 def shard_path(directory: Path, index: int) -> Path:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from data.errors import UserError
+from distill.bench.cli import add_arguments as add_bench_arguments
 from distill.export import FORMATS
 from distill.stages import runs_folder
 
@@ -114,9 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
-    bench.add_argument("what", choices=["decoder", "training"])
-    bench.add_argument("recipe", nargs="?", help="decoder only: whose trained pair (smollm2-135m)")
-    bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_bench_arguments(bench)
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
     promote = commands.add_parser("promote", allow_abbrev=False, help=text, description=text)
@@ -300,22 +299,12 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    if options.what == "training":
-        from distill.bench import training
+    from distill.bench.cli import measure
 
-        if options.recipe is not None:
-            raise UserError("bench training compares random models of set sizes: leave the recipe out")
-        answer = training.bench(_say)
-        if not options.json:
-            print(training.report(answer))
-        return answer, 0
-    from distill.bench.command import bench, report
-    from distill.recipe import load_recipe
-
-    answer = bench(load_recipe(options.recipe or "smollm2-135m"), runs_folder(), say=_say)
+    found, text = measure(options, _say)
     if not options.json:
-        print(report(answer))
-    return answer, 0
+        print(text)
+    return found, 0
 
 
 def _say(text: str) -> None:

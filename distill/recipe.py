@@ -321,6 +321,16 @@ def _check_signal(sample: SampleConfig, train: TrainConfig) -> Iterator[tuple[st
         )
 
 
+def _check_loss_temperature(train: TrainConfig, serving: ServingConfig) -> Iterator[tuple[str, str]]:
+    kept = serving.temperature or 1.0
+    if train.signal != "live" and train.temperature not in (None, kept):
+        yield (
+            "train.temperature",
+            f"kept signals are of temperature {kept:g}, that of serving: write signal: live for another, or "
+            "leave it out",
+        )
+
+
 def _check_sampling_drafter(sample: SampleConfig) -> Iterator[tuple[str, str]]:
     if sample.drafter is not None and model_form(sample.drafter) not in ("candidate", "shipped", "local"):
         yield "sample.drafter", "give models:/NAME@ALIAS, shipped:NAME or a folder with a drafter"
@@ -331,6 +341,7 @@ CROSS_CHECKS: tuple[Callable[..., Iterator[tuple[str, str]]], ...] = (
     _check_init,
     _check_temperatures,
     _check_signal,
+    _check_loss_temperature,
     _check_sampling_drafter,
 )
 """Checks over several settings. A check runs when the sections that its parameters name are valid by

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -21,7 +22,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
@@ -30,21 +31,20 @@ from data.errors import UserError
 from data.files import sync_tree, write_json
 from data.records import Batch, Samples
 from distill.callbacks import HELD_OUT, Checks, Reporter
+from distill.choice import chosen_count
+from distill.heads import row_of_id
 from distill.lora import add_lora, merged, remove_lora
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
-from distill.quantize import TRAINER_NAMES
+from distill.rollouts import Rollouts
 from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
-from distill.training_step import Collator, loss_forward, row_of_id
+from distill.training_arguments import is_mixed, set_trainable, training_arguments
+from distill.training_step import Collator, loss_forward
 from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
 from evaluation.signals import completion_states, target_signals
 
 _COMPLETE = "complete.json"  # the last file of a checkpoint
 _CHECKPOINTS = 10  # per run
-_LOGS = 50  # per run
-_WARMUP_SHARE = 0.05
-_WEIGHT_DECAY = 0.01
-_CLIP = 1.0
 _SKIPPED_IN_A_ROW = 3  # steps without a finite gradient that end the training
 _GUARDS = "guards"
 """Key of their counts in the trainer state's history."""
@@ -69,6 +69,8 @@ class Run:
     checkpoints: Path
     best: Path
     report: Report
+    reference: list[Tensor] | None = None
+    """Per training sample the reference's forward KL of each completion token, where tokens are chosen."""
     callbacks: tuple[TrainerCallback, ...] = ()
 
 
@@ -99,17 +101,6 @@ def run_training(run: Run) -> tuple[list[dict[str, float]], dict[str, int]]:
     cast_parameters(run.drafter.model, dtype)
     run.drafter.model.eval()
     return trainer.checks(), trainer.guards()
-
-
-def set_trainable(model: PreTrainedModel) -> None:
-    """All parameters train but an input embedding of its own.
-
-    A frozen embedding is the target's for good: it needs no optimizer state and an export can share it.
-    """
-    model.requires_grad_(True)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding.weight is not head.weight:
-        embedding.requires_grad_(False)
 
 
 def newest_checkpoint(directory: Path, identity: str) -> Path | None:
@@ -145,10 +136,21 @@ class DistillTrainer(SFTTrainer):
     def __init__(self, run: Run, save_dtype: torch.dtype) -> None:
         model = run.drafter.model
         device_type = run.target.model.device.type
-        mixed = _is_mixed(save_dtype, device_type)
+        mixed = is_mixed(save_dtype, device_type)
         super().__init__(
             model=model,
-            args=_arguments(run, device_type, mixed),
+            args=training_arguments(
+                SFTConfig,
+                steps=run.plan.steps,
+                config=run.config,
+                seed=run.seed,
+                output_dir=run.checkpoints,
+                on_cpu=device_type == "cpu",
+                mixed=mixed,
+                save_strategy="steps",
+                save_steps=max(1, round(run.plan.steps / _CHECKPOINTS)),
+                save_total_limit=2,
+            ),
             data_collator=Collator(run),
             train_dataset=Dataset.from_dict({"samples": run.plan.shares(PartialState().num_processes)}),
             processing_class=run.target.tokenizer,
@@ -169,10 +171,15 @@ class DistillTrainer(SFTTrainer):
                 eta=run.config.loss.eta,
                 beta=run.config.loss.beta,
                 temperature=run.temperature,
+                share=run.config.learnable_share,
                 target_head=self.target_head,
                 rows=row_of_id(vocab, len(head), device),
             ),
             model,
+        )
+        on_policy = run.config.on_policy
+        self.rollouts = on_policy and Rollouts(
+            run.drafter, run.target, on_policy, run.temperature, run.seed, len(run.plan.batches)
         )
         # Since the last log: the summed acceptance, and the tokens it was summed over
         self._overlap = torch.zeros(2, dtype=torch.float64, device=device)
@@ -180,16 +187,25 @@ class DistillTrainer(SFTTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """The batches of one step, and their completion tokens over all processes: what the loss is divided
-        by."""
-        batches = []
-        for _ in range(num_batches):
-            try:
-                batches.append(next(epoch_iterator))
-            except StopIteration:
-                break
-        counted = sum(int(batch["completion_mask"][:, 1:].sum()) for batch in batches)
+        """The batches of one step, and the tokens that they train on over all processes: what the loss is
+        divided by."""
+        batches = list(islice(epoch_iterator, num_batches))
+        if self.rollouts:
+            part = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+            first = self.state.global_step * self.spec.plan.batches_per_step
+            for place, batch in enumerate(batches):
+                if self.rollouts.wants(first + place) and batch["completion_mask"].any():
+                    batches[place] = self.rollouts.batch(batch, first + place, part)
+        counted = sum(int(self.trained_tokens(batch)) for batch in batches)
         return batches, self.accelerator.gather(torch.tensor(counted, device=device)).sum()
+
+    def trained_tokens(self, batch: dict[str, Any]) -> Tensor:
+        """Completion tokens of a batch that its loss is taken of, int64 []."""
+        tokens = batch["completion_mask"][:, 1:].sum()
+        share = self.spec.config.learnable_share
+        if share is None or "reference" not in batch:
+            return tokens
+        return torch.tensor(chosen_count(int(tokens), share), device=tokens.device)
 
     def compute_loss(
         self,
@@ -198,7 +214,7 @@ class DistillTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The summed loss over completion tokens, divided by their count over the whole step."""
+        """The summed loss over the tokens trained on, divided by their count over the whole step."""
         assert num_items_in_batch is not None and not return_outputs
         run = self.spec
         name = run.config.loss.at(self.state.global_step, run.plan.steps)
@@ -206,7 +222,7 @@ class DistillTrainer(SFTTrainer):
             inputs = {**inputs, **self._ask_target(inputs)}
         loss, overlap = model(name=name, **inputs)
         if overlap is not None:
-            self._overlap += torch.stack([overlap.double(), inputs["completion_mask"][:, 1:].sum().double()])
+            self._overlap += torch.stack([overlap.double(), self.trained_tokens(inputs).double()])
         # DDP and FSDP take the mean over processes of gradients that we have divided by the global count
         return loss / num_items_in_batch * self.accelerator.num_processes
 
@@ -320,48 +336,3 @@ class DistillTrainer(SFTTrainer):
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             sync_tree(folder)
             write_json(folder / _COMPLETE, {"identity": self.spec.identity})
-
-
-def _is_mixed(dtype: torch.dtype, device_type: str) -> bool:
-    """Do the products of a drafter that came in `dtype` run in bfloat16, over float32 weights?"""
-    return dtype == torch.bfloat16 and device_type == "cuda" and torch.cuda.is_bf16_supported()
-
-
-def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:
-    steps = run.plan.steps
-    arguments = SFTConfig(
-        output_dir=str(run.checkpoints),
-        per_device_train_batch_size=1,  # one row of the plan is one batch
-        gradient_accumulation_steps=run.config.accumulation,
-        max_steps=steps,
-        train_sampling_strategy="sequential",
-        learning_rate=run.config.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=max(1, round(_WARMUP_SHARE * steps)),
-        optim=TRAINER_NAMES[run.config.optimizer],
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        weight_decay=_WEIGHT_DECAY,
-        max_grad_norm=_CLIP,
-        bf16=mixed,
-        use_cpu=device_type == "cpu",
-        seed=run.seed,
-        data_seed=run.seed,
-        activation_checkpointing=run.config.gradient_checkpointing,
-        logging_steps=max(1, steps // _LOGS),
-        logging_nan_inf_filter=True,  # what is not finite is counted by `_clip_grad_norm`
-        save_strategy="steps",
-        save_steps=max(1, round(steps / _CHECKPOINTS)),
-        save_total_limit=2,
-        eval_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        dataloader_pin_memory=device_type == "cuda",
-        max_length=None,
-        ddp_find_unused_parameters=False,
-    )
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # one process, one device: Trainer would wrap the model in nn.DataParallel
-    return arguments
