@@ -38,11 +38,11 @@ class SampleConfig(BaseModel):
     `batch` hands requests over in a file and takes the answers from another."""
     temperature: list[float] = Field(default=[0.0, 1.0], min_length=1)
     """Prompts take turns, so a repeated entry gets a larger share; test prompts are sampled at each."""
-    samples_per_prompt: int = Field(default=1, ge=1)
-    max_new_tokens: int = Field(ge=1)
-    tokens: int = Field(ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1, le=1000)
+    max_new_tokens: int = Field(ge=1, le=1_000_000)
+    tokens: int = Field(ge=1, le=10**12)
     """Budget of completion tokens of the training split."""
-    batch_size: int = Field(default=48, ge=1)
+    batch_size: int = Field(default=48, ge=1, le=100_000)
     endpoint: EndpointConfig | None = None
     """Who serves the target; for the engines `openai` and `batch`."""
     vllm: VllmConfig | None = None

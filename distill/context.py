@@ -13,6 +13,7 @@ from data.files import canonical_hash
 from data.prompt_sources import Prompt
 from data.prompts import encode_prompt, load_prompts, prompts_digest
 from distill.identity import machine, model_form
+from distill.model_files import check_ids, read_config, read_tokenizer
 from distill.models import load_target, read_eos_ids
 from distill.recipe import Recipe
 from distill.resolve import model_digest, resolve_model
@@ -98,9 +99,7 @@ class Run:
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The target's tokenizer alone."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.target_folder, trust_remote_code=False)
+        return read_tokenizer(self.target_folder)
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
@@ -114,7 +113,18 @@ class Run:
         """
         data, tokenizer = self.recipe.data, self.tokenizer
         loaded = load_prompts(data.prompts, splits=data.splits, seed=self.recipe.seed, tokenizer=tokenizer)
-        encoded = [(prompt, encode_prompt(tokenizer, prompt)) for prompt in loaded]
+        encoded, refused = [], []
+        for prompt in loaded:
+            try:
+                encoded.append((prompt, encode_prompt(tokenizer, prompt)))
+            except UserError as error:
+                refused.append(str(error))
+        if not encoded:
+            raise UserError(f"none of {len(loaded)} prompts can be used, the first since {refused[0]}")
+        if refused:
+            self.say(f"{len(refused)} of {len(loaded)} prompts are left out, the first since {refused[0]}")
+        vocab_size = read_config(self.target_folder).get_text_config().vocab_size
+        check_ids([max(ids) for _, ids in encoded], vocab_size, f"{self.target_folder}: the tokenizer")
         kept = [(prompt, ids) for prompt, ids in encoded if len(ids) <= data.max_prompt_tokens]
         if len(kept) < len(encoded):
             dropped = f"{len(encoded) - len(kept)} of {len(encoded)} prompts"

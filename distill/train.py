@@ -30,6 +30,7 @@ Report = Callable[[int, int, int, dict[str, float]], None]
 """Called after every step with (step, steps in all, completion tokens so far, the newest measures)."""
 
 _WINDOW_BATCHES = 16  # batches' worth of shuffled samples that are sorted by length, against padding
+MOST_EPOCHS = 1000  # beyond, a slip of the keyboard is likelier than a wish
 _EVALUATIONS = 6  # held-out checks after the one before the first step
 _HELD_OUT_SHARE = (
     0.02  # of the training tokens per check: a forward pass costs a third of a step, so < 5 % in all
@@ -54,7 +55,7 @@ class TrainConfig(BaseModel):
     loss: LossConfig = LossConfig()
     signal: Literal["hidden", "live"] = "hidden"
     """`hidden`: the target states that sampling kept; `live`: a target forward pass in every step."""
-    tokens: int = Field(gt=0)
+    tokens: int = Field(gt=0, le=10**12)
     """Completion tokens trained on in all; several epochs where the samples hold fewer."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """The highest, reached after the warm-up; decays to 0 on a cosine."""
@@ -192,6 +193,12 @@ def train_drafter(
     if config.signal == "hidden" and not samples.has_signals:
         raise UserError(
             "train.signal is hidden but these samples carry no target states; set train.signal=live."
+        )
+    completion_tokens = train.completion_tokens
+    if config.tokens > MOST_EPOCHS * completion_tokens:
+        raise UserError(
+            f"train.tokens = {config.tokens} is more than {MOST_EPOCHS} passes over the {completion_tokens} "
+            "tokens of the samples: lower it, or raise sample.tokens."
         )
     processes = PartialState(cpu=target.model.device.type == "cpu")
     plan = plan_batches(
