@@ -81,8 +81,9 @@ def parse_source(text: str) -> ParsedSource:
     )
 
 
-def _builtin_names() -> list[str]:
-    return [*prompt_sets.GROUPS, *dict.fromkeys(template.task for template in prompt_sets.TEMPLATES)]
+@cache
+def _builtin_names() -> tuple[str, ...]:
+    return (*prompt_sets.GROUPS, *dict.fromkeys(template.task for template in prompt_sets.TEMPLATES))
 
 
 def read_source(text: str) -> list[Prompt]:

@@ -120,7 +120,10 @@ class Run:
             except UserError as error:
                 refused.append(str(error))
         if not encoded:
-            raise UserError(f"none of {len(loaded)} prompts can be used, the first since {refused[0]}")
+            raise UserError(
+                f"the target in {self.target_folder} can use none of {len(loaded)} prompts, the first since "
+                f"{refused[0]}"
+            )
         if refused:
             self.say(f"{len(refused)} of {len(loaded)} prompts are left out, the first since {refused[0]}")
         vocab_size = read_config(self.target_folder).get_text_config().vocab_size

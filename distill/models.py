@@ -89,7 +89,12 @@ def load_model(path: Path, dtype: torch.dtype | Literal["auto"]) -> PreTrainedMo
 
     with without_bars(), reading(path, "model (config and weights)"), _enough_memory(path, "here"):
         model, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            path,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told in the info, and refused below with their names
         )
     wrong = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     if wrong:
