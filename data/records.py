@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from data.errors import UserError
-from data.files import commit_file
+from data.files import commit_file, sha256_file
 from data.signals import Signals, concatenate, read_signals, write_signals
 
 if TYPE_CHECKING:
     import torch
+
+
+_SIGNALS_DIGEST = b"signals_sha256"  # in the Parquet file's metadata
 
 
 @dataclass
@@ -124,18 +127,41 @@ def write_shard(
     """Write a shard's records, and first their signals: the Parquet file's presence says that the shard is
     whole.
     """
-    from datasets import Dataset
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
 
     path = shard_path(directory, index)
+    about = {}
     if signals is not None:
         write_signals(signals_path(path), signals)
+        about[_SIGNALS_DIGEST] = sha256_file(signals_path(path)).encode()
     temporary = path.with_suffix(".tmp")
     rows = [asdict(record) for record in records]
     if not any(record.reencoded for record in records):  # the column is the mark: absent where all is exact
         for row in rows:
             del row["reencoded"]
-    Dataset.from_list(rows).to_parquet(temporary)
+    table = arrow.Table.from_pylist(rows).replace_schema_metadata(about)
+    parquet.write_table(table, temporary, write_page_checksum=True)
     commit_file(temporary, path)
+
+
+def shard_fault(path: Path) -> str:
+    """What is wrong with the shard at `path`, by its checksums and that of its signals; empty where nothing
+    is.
+    """
+    import pyarrow.parquet as parquet
+
+    try:
+        read_records(path)
+    except UserError as error:
+        return str(error)
+    expected = (parquet.read_schema(path).metadata or {}).get(_SIGNALS_DIGEST)
+    signals = signals_path(path)
+    if expected is None:  # without signals, or of before there were digests
+        return ""
+    if not signals.exists():
+        return f"{signals.name} is missing"
+    return "" if sha256_file(signals).encode() == expected else f"{signals.name} has changed"
 
 
 def signals_path(shard: Path) -> Path:
@@ -147,7 +173,8 @@ def read_records(path: Path) -> list[SampleRecord]:
     import pyarrow.parquet as parquet
 
     try:
-        return [SampleRecord(**row) for row in parquet.read_table(path).to_pylist()]
+        table = parquet.read_table(path, page_checksum_verification=True)
+        return [SampleRecord(**row) for row in table.to_pylist()]
     except (OSError, TypeError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); delete it and sample again.") from error
 

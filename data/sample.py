@@ -8,6 +8,7 @@ budget. A shard that is on disk is whole. Samples that an engine could not give 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,11 @@ from data.errors import UserError
 from data.files import write_json
 from data.openai_api import EndpointConfig
 from data.prompts import Prompt
-from data.records import SampleRecord, read_records, shard_path, signals_path, write_shard
+from data.records import SampleRecord, read_records, shard_fault, shard_path, signals_path, write_shard
 from data.sample_summary import quarantine_path, summarise, write_quarantine
 from data.vllm_engine import VllmConfig
+
+_log = logging.getLogger(__name__)
 
 BATCHES_PER_SHARD = 4  # finished rows are refilled inside a shard; an interruption loses at most one
 SUMMARY = "samples.json"
@@ -168,6 +171,9 @@ def run(
         heard = on_tokens if training else _unheard
         if not path.exists():
             adopt_shard(directory, index, elsewhere)
+        if path.exists() and (fault := shard_fault(path)):
+            _log.warning("shard %d is damaged (%s), so it is sampled again", index, fault)
+            path.unlink()
         if path.exists():
             count = sum(record.completion_tokens for record in read_records(path))
             heard(count)

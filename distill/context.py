@@ -2,6 +2,7 @@
 key.
 """
 
+import platform
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,7 +77,10 @@ class Run:
         from distill.tracking import Tracker
 
         recipe = self.recipe
-        tracker = Tracker.start(recipe.resolved(), recipe.name, recipe.target.model, self.runs_dir)
+        place = canonical_hash([platform.node(), str(self.runs_dir.resolve())])
+        tracker = Tracker.start(
+            recipe.resolved(), recipe.name, recipe.target.model, self.runs_dir, place=place
+        )
         return self.stack.enter_context(tracker)
 
     @cached_property

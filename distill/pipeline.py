@@ -6,20 +6,23 @@ Each stage is a function below that fills one folder; `distill.stages` decides w
 skipped, and `distill.context` holds what they share.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.files import write_atomic, write_json
+from data.errors import UserError
+from data.files import canonical_hash, write_atomic, write_json
 from distill.context import Run, samples_digest
 from distill.fit import check_fit
 from distill.identity import environment
+from distill.model_files import out_of_memory
 from distill.progress import Progress
 from distill.recipe import Recipe
 from distill.stages import Outcome, Say, recipe_lock, run_stage
@@ -100,7 +103,7 @@ def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) 
             def work(folder: Path, name: str = name, notes: list[str] = notes) -> None:
                 say(f"{name}: {folder}")
                 _quiet_libraries()
-                with run.tracker.stage(name) as tracker:
+                with run.tracker.stage(name) as tracker, _enough_memory(name):
                     notes += WORK[name](run, folder, tracker) or []
 
             outcome = run_stage(stages[name], work, fresh=fresh and command in ("run", name), say=say)
@@ -240,6 +243,7 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
         evaluation["data_digest"],
         name,
         papers=[measured / "evaluation.json", measured / "certificate.json", measured / "report.html"],
+        key=canonical_hash(run.stages["select"].inputs()),
     )
     if tracker.offline:
         reason = "MLflow's server is gone: `distill sync` sends the candidate and decides."
@@ -274,6 +278,24 @@ WORK: dict[str, Callable[[Run, Path, "Tracker"], list[str] | None]] = {
     "select": select,
     "export": export,
 }
+
+
+@contextlib.contextmanager
+def _enough_memory(stage: str) -> Iterator[None]:
+    """Say what to lower where memory ends in a stage."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not out_of_memory(error):
+            raise
+        lower = {
+            "sample": "sample.batch_size or sample.max_new_tokens",
+            "train": "train.batch_size, with train.accumulation raised in turn,",
+        }
+        raise UserError(
+            f"{stage}: there is not enough memory ({' '.join(str(error).split())[:200]}): lower "
+            f"{lower.get(stage, 'evaluate.batch_sizes or data.max_prompt_tokens')} and run the command again"
+        ) from error
 
 
 def _read(path: Path) -> dict[str, Any]:

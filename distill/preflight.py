@@ -3,6 +3,7 @@
 Nothing is loaded or downloaded here.
 """
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -83,6 +84,7 @@ def check(recipe: Recipe, runs_dir: Path) -> Findings:
         findings.items += _check_prompts(source.source, hub)
     findings.items += _check_engine(recipe)
     findings.items += _check_tracking()
+    findings.items += _check_folder(runs_dir)
     sizes = sizes_of(recipe)
     if sizes is None:
         text = "unknown: an `estimate` section (see recipes/llama-1b.yaml) has memory and disk checked"
@@ -306,10 +308,24 @@ def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
     yield _compare(what, needed, there)
 
 
-def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> Iterator[Finding]:
-    folder = runs_dir
+def _check_folder(runs_dir: Path) -> Iterator[Finding]:
+    """May we write there?"""
+    folder = _existing(runs_dir)
+    read_only = os.statvfs(folder).f_flag & os.ST_RDONLY  # root may do anything but this
+    if read_only or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        text = f"{folder} cannot be written to: change its permissions, or set DISTILL_RUNS to another folder"
+        yield Finding("blocks", "runs folder", text)
+
+
+def _existing(folder: Path) -> Path:
+    """`folder`, or the nearest one above it that is there."""
     while not folder.exists():
         folder = folder.parent
+    return folder
+
+
+def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> Iterator[Finding]:
+    folder = _existing(runs_dir)
     needed = disk_needed(recipe, sizes) + download
     yield _compare(f"disk at {folder}", needed, shutil.disk_usage(folder).free)
 
@@ -322,8 +338,12 @@ def _compare(what: str, needed: int, there: int) -> Finding:
 
 
 def machine_memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of main memory, or of what the container we run in may have of it."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+            there = min(there, int(limit.read_text()))
+    return there
 
 
 def _size(count: int) -> str:

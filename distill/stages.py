@@ -208,6 +208,7 @@ def recipe_lock(root: Path) -> Iterator[None]:
 
 def _commit(stage: Stage, seconds: float) -> None:
     shutil.rmtree(stage.directory / SCRATCH, ignore_errors=True)
+    drop_leftovers(stage.directory)
     files = {
         str(path.relative_to(stage.directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in _outputs(stage.directory)
@@ -220,6 +221,15 @@ def _commit(stage: Stage, seconds: float) -> None:
         "environment": environment(),
     }
     write_json(stage.directory / MANIFEST, manifest)
+
+
+def drop_leftovers(directory: Path) -> None:
+    """Delete what sessions that were killed had begun to write under temporary names (`data.files`)."""
+    for path in [*directory.rglob("*.tmp"), *directory.rglob(".*.old")]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _outputs(directory: Path) -> Sequence[Path]:

@@ -6,6 +6,7 @@ Only `distill.train` imports this module, inside a function: importing trl takes
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Iterator
@@ -22,19 +23,22 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 from trl import SFTConfig, SFTTrainer
 
 from data.errors import UserError
-from data.files import sync_tree, write_json
+from data.files import sha256_file, sync_tree, write_json
 from data.records import Batch, Samples, collate
-from distill.callbacks import HELD_OUT, Checks, Reporter
+from distill import interrupts
+from distill.callbacks import HELD_OUT, Checks, Interrupts, Reporter
 from distill.losses import LossName, TargetRows, chunked_loss
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
 from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
 from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
 from evaluation.signals import completion_states, target_signals
+
+_log = logging.getLogger(__name__)
 
 _COMPLETE = "complete.json"  # the last file of a checkpoint
 _CHECKPOINTS = 10  # per run
@@ -80,7 +84,8 @@ def run_training(run: Run) -> list[dict[str, float]]:
     set_trainable(run.drafter.model)
     trainer = DistillTrainer(run, save_dtype=dtype)
     try:
-        with without_bars(), _errors_only():
+        with without_bars(), _errors_only(), interrupts.deferred() as asked:
+            trainer.add_callback(Interrupts(trainer, asked))
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     finally:
         # Both trl and we replace the forward of the model given; it goes back to the caller as it came
@@ -106,23 +111,39 @@ def newest_checkpoint(directory: Path, identity: str) -> Path | None:
     ours, go."""
     whole: dict[int, Path] = {}
     for path in directory.glob("checkpoint-*"):
-        marker = path / _COMPLETE
-        if marker.is_file() and json.loads(marker.read_text())["identity"] == identity:
+        if _is_whole(path, identity):
             whole[int(path.name.removeprefix("checkpoint-"))] = path
         else:
             shutil.rmtree(path)
     return whole[max(whole)] if whole else None
 
 
+def _is_whole(checkpoint: Path, identity: str) -> bool:
+    """Was it written to its end, by this run, and is every byte as it was written?"""
+    try:
+        marker = json.loads((checkpoint / _COMPLETE).read_text(encoding="utf-8"))
+        ours = marker["identity"] == identity
+        changed = [name for name, digest in marker["files"].items() if _digest(checkpoint / name) != digest]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+    if ours and changed:
+        _log.warning("%s is damaged (%s), so an earlier one is used", checkpoint, ", ".join(sorted(changed)))
+    return ours and not changed
+
+
+def _digest(path: Path) -> str:
+    return sha256_file(path) if path.is_file() else ""
+
+
 @contextmanager
 def _errors_only() -> Iterator[None]:
     """transformers' notes on special tokens, file times and the like would break up the progress bar."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        transformers_logging.set_verbosity(verbosity)
 
 
 class DistillTrainer(SFTTrainer):
@@ -258,7 +279,9 @@ class DistillTrainer(SFTTrainer):
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             sync_tree(folder)
-            write_json(folder / _COMPLETE, {"identity": self.spec.identity})
+            written = [path for path in folder.rglob("*") if path.is_file()]
+            files = {str(path.relative_to(folder)): sha256_file(path) for path in written}
+            write_json(folder / _COMPLETE, {"identity": self.spec.identity, "files": files})
 
 
 def _loss_forward(
