@@ -3,14 +3,15 @@ PYTHON ?= python3
 RECIPE ?= smollm2-135m
 ARGS   ?=
 CANDIDATE ?=
-export RECIPE CANDIDATE # commands read them as "$$RECIPE", so whatever they hold stays one argument
+MINUTES ?= 30
+export RECIPE CANDIDATE MINUTES # commands read them as "$$RECIPE", so whatever they hold stays one argument
 
 BIN   := .venv/bin
 STAMP := .venv/.installed
 TOP   := $(BIN)/distill
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench smoke test lint format
+.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench smoke test chaos soak audit lint format
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
@@ -61,6 +62,20 @@ smoke: $(STAMP) ## Run every stage on tiny random models, in under a minute
 
 test: $(STAMP) ## Run the tests (CPU, offline, minutes)
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+chaos: $(STAMP) ## Kill the pipeline wherever it writes, and see that nothing is lost (ARGS="--faults 120")
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(STAMP) ## Run the smoke recipe over and over: do memory, open files or disk grow? (MINUTES=30)
+	$(BIN)/python -m tests.soak --minutes "$$MINUTES" $(ARGS)
+
+# Both tools in an environment of their own, so that what they need is not what they check.
+audit: $(STAMP) ## Look the installed packages up in the lists of known weaknesses, and list their licences (network)
+	test -x .venv/.audit/bin/pip-audit || { $(BIN)/python -m venv .venv/.audit && \
+	    .venv/.audit/bin/python -m pip install --quiet pip-audit pip-licenses; }
+	.venv/.audit/bin/pip-licenses --python $(BIN)/python --order license
+	$(BIN)/python -m pip freeze --exclude-editable > .venv/.audit/packages.txt
+	.venv/.audit/bin/pip-audit --no-deps --disable-pip -r .venv/.audit/packages.txt
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from data.errors import UserError
 from distill import interrupts
 from distill.export import FORMATS
+from distill.redact import redact
 from distill.stages import runs_folder
 
 if TYPE_CHECKING:
@@ -312,18 +313,19 @@ def disk_is_full(error: BaseException, folder: Path) -> bool:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(redact(text), file=sys.stderr, flush=True)
 
 
 def _fail(message: str, code: int, emit: Callable[[dict[str, Any]], None]) -> int:
+    message = redact(message)
     print(message, file=sys.stderr, flush=True)
     emit({"error": message})
     return code
 
 
 def _fault(error: Exception, emit: Callable[[dict[str, Any]], None]) -> int:
-    traceback.print_exc()
-    emit({"error": f"{type(error).__name__}: {error}"})
+    print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
+    emit({"error": redact(f"{type(error).__name__}: {error}")})
     return 1
 
 

@@ -17,6 +17,7 @@ from distill.identity import machine, model_form
 from distill.model_files import check_ids, read_config, read_tokenizer
 from distill.models import load_target, read_eos_ids
 from distill.recipe import Recipe
+from distill.redact import redact
 from distill.resolve import model_digest, resolve_model
 from distill.stages import Say, Stage
 from evaluation.evaluate import EvaluateConfig
@@ -173,7 +174,7 @@ class Run:
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
         measured = {"seed": recipe.seed, "evaluate": part["evaluate"], "serving": part["serving"]}
         evaluate = Stage("evaluate", root, measured, {"machine": machine()}, (sample, train))
-        select = Stage("select", root, {}, {"store": tracking_uri(self.runs_dir)}, (train, evaluate))
+        select = Stage("select", root, {}, {"store": redact(tracking_uri(self.runs_dir))}, (train, evaluate))
         export = Stage("export", root, {"export": part["export"]}, {}, (sample, train, evaluate))
         return {stage.name: stage for stage in (sample, train, evaluate, select, export)}
 

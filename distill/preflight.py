@@ -6,14 +6,16 @@ Nothing is loaded or downloaded here.
 import contextlib
 import importlib.util
 import os
+import queue
 import shutil
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from data.errors import UserError
 from data.prompt_sources import parse_source
@@ -23,7 +25,8 @@ from distill.sizes import GIB, Sizes, disk_needed, memory_needed, sizes_of
 
 CPU_LIMIT = 1_000_000_000
 """Targets above this many parameters would sample for weeks on a CPU, so they need a GPU."""
-HUB_SECONDS = 10
+HUB_SECONDS = 10.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,28 @@ def _check_prompts(text: str, hub: "_Hub") -> Iterator[Finding]:
             yield Finding("ok", what, _size(path.stat().st_size))
 
 
+def within(seconds: float, ask: Callable[[], T]) -> T:
+    """What `ask` returns or raises; `TimeoutError` after `seconds`, for not every client of the network gives
+    up by itself.
+    """
+    told: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            told.put((ask(), None))
+        except Exception as error:
+            told.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()  # nobody waits for it where it hangs for good
+    try:
+        answer, error = told.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+    if error is not None:
+        raise error
+    return cast("T", answer)
+
+
 class _Hub:
     """Asks the hub what can be read, without downloading; after one failure to connect it is not asked
     again.
@@ -216,7 +241,7 @@ class _Hub:
         try:
             if self.unreachable:
                 raise ConnectionError(self.unreachable)
-            size = self._ask(repository, revision, kind)
+            size = within(HUB_SECONDS, lambda: self._ask(repository, revision, kind))
         except GatedRepoError:
             text = f"{label}: accept its licence on the hub (page {page}), then log in with `hf auth login`"
             return Finding("blocks", what, text)

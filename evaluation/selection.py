@@ -124,6 +124,7 @@ def open_client(tracking_uri: str) -> MlflowClient:
     os.environ.setdefault(
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3"
     )  # the default waits minutes for a dead server
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # seconds; 120 by default
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for --json
     from mlflow import MlflowClient
 
