@@ -78,11 +78,21 @@ class Run:
         from distill.tracking import Tracker
 
         recipe = self.recipe
-        place = canonical_hash([platform.node(), str(self.runs_dir.resolve())])
         tracker = Tracker.start(
-            recipe.resolved(), recipe.name, recipe.target.model, self.runs_dir, place=place
+            recipe.resolved(), recipe.name, recipe.target.model, self.runs_dir, place=self.place
         )
         return self.stack.enter_context(tracker)
+
+    @property
+    def place(self) -> str:
+        """This machine and runs folder, where one process at a time works on the recipe."""
+        return canonical_hash([platform.node(), str(self.runs_dir.resolve())])
+
+    def end_killed(self) -> None:
+        """Close in MLflow what the process before this one, which was killed, left open."""
+        from distill.tracking import end_killed
+
+        end_killed(self.runs_dir, self.recipe.name, self.recipe.target.model, self.place)
 
     @cached_property
     def device(self) -> str:

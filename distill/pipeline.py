@@ -89,10 +89,12 @@ def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) 
     Raises `UserError` where the user has to do something; an interrupt leaves every stage resumable.
     """
     root = runs_dir / recipe.name
-    with recipe_lock(root), ExitStack() as stack:
+    with recipe_lock(root) as killed, ExitStack() as stack:
         write_atomic(root / "recipe.yaml", recipe.resolved_yaml())
         started = time.monotonic()
         run = Run(recipe, runs_dir, say, stack)
+        if killed:
+            run.end_killed()
         stages = run.stages
         if stages["train"].manifest() is None:
             check_fit(recipe, run.target_folder, run.init_folder)

@@ -178,8 +178,10 @@ def run_stage(stage: Stage, work: Callable[[Path], None], *, fresh: bool, say: S
 
 
 @contextlib.contextmanager
-def recipe_lock(root: Path) -> Iterator[None]:
-    """Hold a recipe's folder for this process. Raises `UserError` naming the process that holds it already.
+def recipe_lock(root: Path) -> Iterator[bool]:
+    """Hold a recipe's folder for this process; tells whether the process before it was killed.
+
+    Raises `UserError` naming the process that holds it already.
 
     The lock is the kernel's (flock): it ends with its process however that ends, so none is ever stale.
     """
@@ -197,11 +199,13 @@ def recipe_lock(root: Path) -> Iterator[None]:
                 f"recipe {root.name} is already running here (process {holder}): wait for it, end it, "
                 "or set DISTILL_RUNS to another folder"
             ) from error
+        stream.seek(0)
+        killed = bool(stream.read().strip())  # who ends by itself takes its number out
         stream.truncate(0)
         stream.write(str(os.getpid()))
         stream.flush()
         try:
-            yield
+            yield killed
         finally:
             stream.truncate(0)
 

@@ -79,7 +79,6 @@ class Tracker:
     ) -> Tracker:
         """Open the store (made on first use), the target's experiment and a parent run with the recipe in it.
 
-        With a `place`, runs of the recipe that a killed process left open there are ended as KILLED.
         Raises `UserError` when the store cannot be opened or the experiment was deleted.
         """
         from mlflow.exceptions import MlflowException
@@ -92,8 +91,6 @@ class Tracker:
         try:
             client = _client(uri, runs_dir, safe_name(target_name))
             experiment_id = find_or_make_experiment(client, safe_name(target_name), artifacts)
-            if place:
-                _end_killed(client, experiment_id, recipe_name, place)
             tags = {"recipe": recipe_name, "place": place}
             run = client.create_run(experiment_id, run_name=recipe_name, tags=tags)
         except MlflowException as error:
@@ -320,8 +317,24 @@ class Tracker:
         return str(version.version)
 
 
-def _end_killed(client: MlflowClient, experiment_id: str, recipe_name: str, place: str) -> None:
-    """Nobody else works at `place` now, so a run that is still open there lost its process."""
+def end_killed(runs_dir: Path, recipe_name: str, target_name: str, place: str) -> None:
+    """End as KILLED what a killed process left open: nobody else works on the recipe at `place` now.
+
+    Where there is no store, or its server cannot be reached, nothing is done: this can wait.
+    """
+    from mlflow.exceptions import MlflowException
+
+    uri = tracking_uri(runs_dir)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return
+    client = open_client(uri)
+    with contextlib.suppress(MlflowException):
+        experiment = client.get_experiment_by_name(safe_name(target_name))
+        if experiment is not None:
+            _end_runs(client, experiment.experiment_id, recipe_name, place)
+
+
+def _end_runs(client: MlflowClient, experiment_id: str, recipe_name: str, place: str) -> None:
     mine = f"tags.recipe = '{recipe_name}' and tags.place = '{place}' and attributes.status = 'RUNNING'"
     for run in client.search_runs([experiment_id], mine):
         client.set_tag(run.info.run_id, "error", "its process ended without a word")

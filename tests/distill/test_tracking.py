@@ -11,7 +11,14 @@ import pytest
 
 from data.errors import UserError
 from distill.redact import MAX_VALUE, flatten, redact, safe_name
-from distill.tracking import Candidate, Tracker, drafter_digest, resolve_candidate, tracking_uri
+from distill.tracking import (
+    Candidate,
+    Tracker,
+    drafter_digest,
+    end_killed,
+    resolve_candidate,
+    tracking_uri,
+)
 from evaluation.selection import open_client
 
 RECIPE = {
@@ -187,6 +194,8 @@ def test_what_a_killed_process_left_open_is_ended_by_the_next_one_there(runs: Pa
         Tracker.start(RECIPE, "killed", "killed-target", runs),
         Tracker.start(RECIPE, "another", "killed-target", runs, place="here"),
     ]
+    end_killed(runs, "killed", "killed-target", "here")
+    end_killed(runs / "nothing", "killed", "killed-target", "here")
     with Tracker.start(RECIPE, "killed", "killed-target", runs, place="here") as now:
 
         def status(run_id: str) -> str:
