@@ -84,6 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in STAGE_COMMANDS.items():
         command = _recipe_command(commands, name, text)
         command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
+        command.add_argument(
+            "--accelerate",
+            default="single",
+            metavar="NAME",
+            help="sample and train in the processes of recipes/accelerate/NAME.yaml or a .yaml file (single)",
+        )
         if name == "evaluate":
             command.add_argument(
                 "--require",
@@ -109,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
-    bench.add_argument("what", choices=["decoder"])
-    bench.add_argument("recipe", nargs="?", default="smollm2-135m", help="whose trained pair (smollm2-135m)")
+    bench.add_argument("what", choices=["decoder", "training"])
+    bench.add_argument("recipe", nargs="?", help="decoder only: whose trained pair (smollm2-135m)")
     bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
@@ -203,15 +209,17 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def _run_stages(options: argparse.Namespace, stage: str) -> "Result":
     from distill.preflight import check
+    from distill.processes import read_processes
     from distill.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.set)
+    processes = read_processes(getattr(options, "accelerate", "single"))
     findings = check(recipe, runs_folder())
     findings.raise_if_blocked()
 
     from distill.pipeline import run
 
-    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say)
+    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say, processes=processes)
 
 
 def _report(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -246,10 +254,14 @@ def _promote(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _preflight(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.cost_estimate import estimate
     from distill.preflight import check
     from distill.recipe import load_recipe
 
-    findings = check(load_recipe(options.recipe, options.set), runs_folder())
+    recipe = load_recipe(options.recipe, options.set)
+    findings = check(recipe, runs_folder())
+    if not findings.blocked:
+        findings.items.append(estimate(recipe, runs_folder() / "cache"))
     if not options.json:
         print(findings.text())
     return findings.to_json(), 2 if findings.blocked else 0
@@ -289,10 +301,19 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    if options.what == "training":
+        from distill.bench import training
+
+        if options.recipe is not None:
+            raise UserError("bench training compares random models of set sizes: leave the recipe out")
+        answer = training.bench(_say)
+        if not options.json:
+            print(training.report(answer))
+        return answer, 0
     from distill.bench.command import bench, report
     from distill.recipe import load_recipe
 
-    answer = bench(load_recipe(options.recipe), runs_folder(), say=_say)
+    answer = bench(load_recipe(options.recipe or "smollm2-135m"), runs_folder(), say=_say)
     if not options.json:
         print(report(answer))
     return answer, 0

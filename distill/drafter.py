@@ -8,9 +8,9 @@ Three starts, by `draft.init.from`:
 - `shipped:NAME` and `models:/NAME@ALIAS`: a drafter that comes with the project (`distill.compact`), or a
   registered candidate; already distilled, with the draft vocabulary it was trained on.
 
-The draft vocabulary (`draft.vocab_size`): a candidate that already has exactly that many head rows keeps its
-own vocabulary. Everything else gets the most frequent ids of the target's outputs, each row copied from the
-source's own head where it has that id, and from the target's head where it has not (same hidden size only).
+The draft vocabulary (`draft.vocab_size`): the most frequent ids of the samples; what room is left goes to ids
+that the start covers already. Each row is copied from the start's own head where it has that id, and from the
+target's head where it has not (same hidden size only).
 
 Every drafter that is built here has an untied head, so that its input embedding can stay frozen: a drafter
 pruned from the target shares the target's embedding, in memory and in an export. Only a family member taken
@@ -20,9 +20,9 @@ whole with a tied head stays tied, and its embedding is trained with its head.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,7 +49,20 @@ class InitConfig(BaseModel):
     from_: str = Field(default="target", alias="from")
     """`target`, a hub id or path of a family member, `shipped:NAME`, or `models:/NAME@ALIAS`."""
     layers: list[int] | None = None
-    """Which layers to keep, in order, counted from 0; required for `target`, all where left out otherwise."""
+    """Which layers to keep, in order, counted from 0. For `target`, this or `layer_count`; all where both are
+    left out otherwise."""
+    layer_count: int | None = Field(default=None, gt=0)
+    """How many layers to keep, chosen by `choose_by`."""
+    choose_by: Literal["even", "importance"] = "even"
+    """`even`: evenly spaced, first and last among them; `importance`: those that change the residual stream
+    most on texts of the select split."""
+    width: int | None = Field(default=None, gt=0)
+    """Hidden size, where narrower than the source: the most active dimensions and neurons are kept."""
+
+    @property
+    def cuts(self) -> bool:
+        """Is the drafter cut out of its source, so that it accepts nothing before it is trained?"""
+        return any(option is not None for option in (self.layers, self.layer_count, self.width))
 
 
 class DraftConfig(BaseModel):
@@ -64,6 +77,14 @@ class DraftConfig(BaseModel):
     revision: str | None = None
     """Hub revision of the family member named by `init.from`."""
 
+    def identity(self) -> dict[str, Any]:
+        """What decides the drafter, for a stage's key: options that are not in use are no part of it."""
+        init = self.init
+        unused = {name for name in ("layer_count", "width") if getattr(init, name) is None}
+        if init.layer_count is None:
+            unused.add("choose_by")
+        return self.model_dump(mode="json", by_alias=True, exclude={"init": unused})
+
 
 def build_drafter(
     config: DraftConfig,
@@ -71,12 +92,14 @@ def build_drafter(
     token_counts: Tensor,
     cache_dir: Path,
     resolve_candidate: Callable[[str], Path],
+    texts: Sequence[Sequence[int]] = (),
 ) -> DraftModel:
     """The drafter to train, on the target's device and in the target's dtype.
 
     Args: `token_counts` int64 [V], the target's own tokens in the training samples (for the draft
-    vocabulary); `resolve_candidate` turns `models:/NAME@ALIAS` into a local directory. Raises `UserError`
-    where the recipe's choice does not fit the target.
+    vocabulary); `resolve_candidate` turns `models:/NAME@ALIAS` into a local directory; `texts`, token ids of
+    a few samples, are what importance is measured on. Raises `UserError` where the recipe's choice does not
+    fit the target.
     """
     from evaluation.decoder.drafters import DraftModel
 
@@ -84,16 +107,36 @@ def build_drafter(
     check_prunable(source.model, config.init.from_)
     head = source.model.get_output_embeddings().weight
     vocab = _draft_vocab(config, target, source, token_counts)
-    kept_whole = config.init.layers is None and _same_vocab(vocab, source.vocab)
-    if kept_whole:
+    init = config.init
+    if not init.cuts and _same_vocab(vocab, source.vocab):
         model = source.model
     else:
         rows = head if _same_vocab(vocab, source.vocab) else _head_rows(vocab, source, target)
-        layers = config.init.layers
-        model = prune(source.model, list(range(_depth(source.model))) if layers is None else layers, rows)
+        model = _cut(source.model, init, rows, texts)
     model.generation_config = copy.deepcopy(target.model.generation_config)
     cast_parameters(model, target.model.dtype)
     return DraftModel(model.to(target.model.device).eval().requires_grad_(True), vocab)
+
+
+def _cut(
+    source: PreTrainedModel, init: InitConfig, head_rows_VH: Tensor, texts: Sequence[Sequence[int]]
+) -> PreTrainedModel:
+    """The chosen layers of a model, as wide as asked for."""
+    from distill.shape import even_layers, important_layers, measure_activity, narrow
+
+    depth, count = _depth(source), init.layer_count
+    if count is not None and count > depth:
+        raise UserError(f"draft.init.layer_count is {count}, but the source has {depth} layers.")
+    by_importance = count is not None and init.choose_by == "importance"
+    activity = measure_activity(source, texts) if by_importance or init.width is not None else None
+    if count is None:
+        layers = list(range(depth)) if init.layers is None else init.layers
+    elif activity is not None and by_importance:
+        layers = important_layers(activity.change_L, count)
+    else:
+        layers = even_layers(depth, count)
+    model = prune(source, layers, head_rows_VH)
+    return model if activity is None or init.width is None else narrow(model, init.width, activity, layers)
 
 
 def prune(source: PreTrainedModel, layers: list[int], head_rows_VH: Tensor) -> PreTrainedModel:
@@ -105,12 +148,7 @@ def prune(source: PreTrainedModel, layers: list[int], head_rows_VH: Tensor) -> P
             f"draft.init.layers must name layers of the source in rising order, from 0 to {depth - 1}; "
             f"it is {layers}."
         )
-    config = copy.deepcopy(source.config)
-    for key, value in list(vars(config).items()):
-        if "layer" in key and isinstance(value, list) and len(value) == depth:  # layer_types and its like
-            setattr(config, key, [value[layer] for layer in layers])
-    config.num_hidden_layers = len(layers)
-    config.tie_word_embeddings = False
+    config = pruned_config(source.config, layers)
     model = empty_model(config, head_rows=len(head_rows_VH))
     weights = {}
     for name, value in source.state_dict().items():
@@ -122,6 +160,17 @@ def prune(source: PreTrainedModel, layers: list[int], head_rows_VH: Tensor) -> P
             weights[name] = value
     model.load_state_dict({**weights, "lm_head.weight": head_rows_VH})
     return model
+
+
+def pruned_config(source: Any, layers: Sequence[int]) -> Any:
+    """The config of a model with these layers of `source` alone, and an untied head."""
+    config = copy.deepcopy(source)
+    for key, value in list(vars(config).items()):
+        if "layer" in key and isinstance(value, list) and len(value) == source.num_hidden_layers:
+            setattr(config, key, [value[layer] for layer in layers])  # layer_types and its like
+    config.num_hidden_layers = len(layers)
+    config.tie_word_embeddings = False
+    return config
 
 
 def check_prunable(model: PreTrainedModel, name: str) -> None:
@@ -152,9 +201,12 @@ def _load_source(
 
     name = config.init.from_
     if name == "target":
-        if config.init.layers is None:
+        if config.init.layers is None and config.init.layer_count is None:
             raise UserError("draft.init.layers is missing: name the target's layers that the drafter keeps.")
-        return DraftModel(target.model, None)
+        if not target.quantized:
+            return DraftModel(target.model, None)
+        assert target.folder is not None
+        return DraftModel(load_model(target.folder, target.model.dtype).to(target.model.device), None)
     if name.startswith(_REGISTERED_PREFIX):
         source = load_drafter(resolve_candidate(name), target.model.device)
         _check_same_vocabulary_size(source.model, name, target, "draft.init.from")
@@ -212,10 +264,14 @@ def _draft_vocab(
 
     if config.vocab_size is None:
         return None
-    if source.vocab is not None and len(source.vocab) == config.vocab_size:
+    own_rows_only = source.model.config.hidden_size != target.model.config.hidden_size
+    if source.vocab is not None and len(source.vocab) == config.vocab_size and own_rows_only:
         return source.vocab
     always = {*target.eos_ids, target.pad_id, *target.tokenizer.all_special_ids}
-    vocab = choose_draft_vocab(token_counts, config.vocab_size, always)
+    counts = 2 * token_counts.cpu()  # so that an id of the start outranks only those that the samples lack
+    if source.vocab is not None:
+        counts[source.vocab.cpu()] += 1
+    vocab = choose_draft_vocab(counts, config.vocab_size, always)
     return None if len(vocab) == len(token_counts) else vocab.to(target.model.device)
 
 

@@ -23,6 +23,7 @@ from distill.model_files import (
     read_weights,
     reading,
 )
+from distill.quantize import Quantization, check_here, loading_options
 from distill.resolve import model_digest, resolve_model
 
 if TYPE_CHECKING:
@@ -45,6 +46,14 @@ class TargetConfig(BaseModel):
     revision: str | None = None
     """Commit, tag or branch on the hub; for hub ids only."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    quantization: Quantization = "none"
+    """`nf4` or `int8`: its layers' weights as bitsandbytes rounds them. That is another target than the full
+    one: it is sampled, distilled from and measured as such."""
+
+    @property
+    def name(self) -> str:
+        """The target as experiments, reports and exports name it."""
+        return self.model if self.quantization == "none" else f"{self.model} ({self.quantization})"
 
 
 @dataclass
@@ -59,6 +68,10 @@ class Target:
     """Changes when the weights, the config or the tokenizer change: the hub commit, or a hash of the
     files."""
     name: str
+    folder: Path | None = None
+    """The model's files."""
+    quantized: bool = False
+    """Are its layers' weights rounded, so that no drafter can be cut out of them?"""
 
 
 def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | str) -> Target:
@@ -66,25 +79,34 @@ def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | st
     import torch
 
     path = resolve_model(config.model, config.revision, cache_dir)
-    model = load_model(path, getattr(torch, config.dtype))
+    dtype = getattr(torch, config.dtype)
+    check_here(config.quantization, "adamw", torch.cuda.is_available())
+    model = load_model(path, dtype, loading_options(config.quantization, dtype, device))
     check_plain_head(model, config.model)
     tokenizer = read_tokenizer(path)
     eos_ids = read_eos_ids(path, tokenizer)
-    with _enough_memory(path, f"on {device}"):
-        model.requires_grad_(False).eval().to(device)
+    model.requires_grad_(False).eval()
+    quantized = config.quantization != "none"
+    if not quantized:  # the other one is on its device, and refuses to be moved
+        with _enough_memory(path, f"on {device}"):
+            model.to(device)
     return Target(
         model=model,
         tokenizer=tokenizer,
         eos_ids=eos_ids,
         pad_id=_pad_id(model, tokenizer, eos_ids),
         digest=model_digest(path),
-        name=config.model,
+        name=config.name,
+        folder=path,
+        quantized=quantized,
     )
 
 
-def load_model(path: Path, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
+def load_model(
+    path: Path, dtype: torch.dtype | Literal["auto"], options: dict[str, Any] | None = None
+) -> PreTrainedModel:
     """The causal LM in a local directory, from safetensors; `UserError` where its weights are not those of
-    its config (transformers would fill what is missing with random numbers)."""
+    its config (transformers would fill what is missing with random numbers). `options` go to transformers."""
     from transformers import AutoModelForCausalLM
 
     with without_bars(), reading(path, "model (config and weights)"), _enough_memory(path, "here"):
@@ -95,6 +117,7 @@ def load_model(path: Path, dtype: torch.dtype | Literal["auto"]) -> PreTrainedMo
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told in the info, and refused below with their names
+            **(options or {}),
         )
     wrong = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     if wrong:

@@ -276,8 +276,10 @@ def _check_target_revision(target: TargetConfig) -> Iterator[tuple[str, str]]:
 
 def _check_init(draft: DraftConfig) -> Iterator[tuple[str, str]]:
     init = draft.init
-    if init.from_ == "target" and not init.layers:
-        yield "draft.init.layers", "give the target's layers to keep, such as [0, 1, 28, 29]"
+    if init.layers is not None and init.layer_count is not None:
+        yield "draft.init.layer_count", "give the layers or their number, not both"
+    if init.from_ == "target" and not init.layers and init.layer_count is None:
+        yield "draft.init.layers", "give the target's layers to keep, such as [0, 1, 28, 29], or layer_count"
     if init.layers is not None and sorted(set(init.layers)) != init.layers:
         yield "draft.init.layers", "list each layer once, in ascending order"
     if init.from_ == "target":
@@ -285,8 +287,13 @@ def _check_init(draft: DraftConfig) -> Iterator[tuple[str, str]]:
             yield "draft.revision", "the drafter is made from the target: leave revision out"
     else:
         yield from _check_revision("draft.revision", init.from_, draft.revision)
-    if model_form(init.from_) in ("candidate", "shipped") and init.layers is not None:
-        yield "draft.init.layers", "a distilled drafter keeps its own layers: set draft.init.layers to null"
+    if model_form(init.from_) in ("candidate", "shipped"):
+        for option in ("layers", "layer_count", "width"):
+            if getattr(init, option) is not None:
+                yield (
+                    f"draft.init.{option}",
+                    f"a distilled drafter keeps its own shape: set draft.init.{option} to null",
+                )
 
 
 def _check_revision(path: str, model: str, revision: str | None) -> Iterator[tuple[str, str]]:
@@ -309,7 +316,7 @@ def _check_temperatures(sample: SampleConfig, serving: ServingConfig) -> Iterato
 
 
 def _check_signal(sample: SampleConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
-    if sample.engine != "builtin" and train.signal == "hidden":
+    if sample.engine != "builtin" and train.signal != "live":
         yield (
             "train.signal",
             f"engine {sample.engine} tells tokens alone, not the target's hidden states: write signal: live",
