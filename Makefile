@@ -85,8 +85,8 @@ audit: $(STAMP) ## Look the installed packages up in the lists of known weakness
 	test -x .venv/.audit/bin/pip-audit || { $(BIN)/python -m venv .venv/.audit && \
 	    .venv/.audit/bin/python -m pip install --quiet pip-audit pip-licenses; }
 	.venv/.audit/bin/pip-licenses --python $(BIN)/python --order license
-	$(BIN)/python -m pip freeze --exclude-editable > .venv/.audit/packages.txt
-	.venv/.audit/bin/pip-audit --no-deps --disable-pip -r .venv/.audit/packages.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > .venv/.audit/packages.txt
+	.venv/.audit/bin/pip-audit --strict --no-deps --disable-pip -r .venv/.audit/packages.txt
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
