@@ -10,7 +10,8 @@ A fault hits a stage of a tiny recipe in a process of its own, forked from one t
     time        SIGKILL at a random time, several times in a row
     term, int   SIGTERM or SIGINT just before a write: exit 143 or 130
     twice       SIGTERM two times: the second one ends the process at once
-    full        the write fails because the disk is full: exit 2 with one sentence
+    full        the write fails because the disk is full: exit 2 with one sentence, or 0 where it was one that
+                may fail (a tidying up, the sync of a folder)
 
 Then the same command runs until it is done, and nothing may be lost: what the stage wrote equals, bit for
 bit, what it writes without interruption (files that two such runs agree on: measured times differ), its
@@ -182,7 +183,7 @@ ENDINGS: dict[str, set[int]] = {
     "term": {143},
     "int": {130},
     "twice": {-signal.SIGTERM},
-    "full": {2},
+    "full": {2, 0},
 }
 
 
