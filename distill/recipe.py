@@ -24,6 +24,7 @@ from distill.export import ExportConfig
 from distill.identity import model_form
 from distill.models import TargetConfig
 from distill.recipe_file import Keys, Problem, RecipeError, RecipeText, dotted, parse_value, read_recipe_text
+from distill.redact import redact
 from distill.train import TrainConfig
 from evaluation.evaluate import EvaluateConfig, ServingConfig
 
@@ -233,7 +234,7 @@ def _validate_sections(text: RecipeText, problems: list[Problem]) -> dict[str, A
         # The annotation together with the field's bounds.
         annotated: Any = Annotated[field.annotation, field]  # type: ignore[name-defined]
         try:
-            sections[name] = TypeAdapter(annotated).validate_python(text.values[name])
+            sections[name] = TypeAdapter(annotated).validate_python(text.values[name], strict=True)
         except ValidationError as error:
             for detail in error.errors(include_url=False):
                 problems.append(_describe(text, (name, *detail["loc"]), detail))
@@ -254,7 +255,8 @@ def _describe(text: RecipeText, keys: Keys, detail: Any) -> Problem:
     near = ""
     if detail["type"] == "literal_error":
         near = _hint(str(given), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
-    shown = repr(given) if len(repr(given)) <= 60 else repr(given)[:57] + "..."
+    given = redact(repr(given))  # a password in an address has no place in a log of ours either
+    shown = given if len(given) <= 60 else given[:57] + "..."
     return Problem(where, dotted(keys), f"{message}, not {shown}{near}")
 
 

@@ -34,6 +34,7 @@ Report = Callable[[int, int, int, dict[str, float]], None]
 """Called after every step with (step, steps in all, completion tokens so far, the newest measures)."""
 
 _WINDOW_BATCHES = 16  # batches' worth of shuffled samples that are sorted by length, against padding
+MOST_EPOCHS = 1000  # beyond, a slip of the keyboard is likelier than a wish
 _EVALUATIONS = 6  # held-out checks after the one before the first step
 _HELD_OUT_SHARE = (
     0.02  # of the training tokens per check: a forward pass costs a third of a step, so < 5 % in all
@@ -62,7 +63,7 @@ class TrainConfig(BaseModel):
     most likely ids and the mass of the rest; `live`: a target forward pass in every step."""
     top_k: int = Field(default=64, gt=0)
     """Ids that the signal `topk` keeps of each token."""
-    tokens: int = Field(gt=0)
+    tokens: int = Field(gt=0, le=10**12)
     """Completion tokens trained on in all; several epochs where the samples hold fewer."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """The highest, reached after the warm-up; decays to 0 on a cosine."""
@@ -267,6 +268,12 @@ def train_drafter(
             samples, target, config.flat_share, batch_size=config.batch_size, temperature=temperature
         )
     train = samples.where(split="train")
+    completion_tokens = train.completion_tokens
+    if config.tokens > MOST_EPOCHS * completion_tokens:
+        raise UserError(
+            f"train.tokens = {config.tokens} is more than {MOST_EPOCHS} passes over the {completion_tokens} "
+            "tokens of the samples: lower it, or raise sample.tokens."
+        )
     reference = None
     if config.learnable_share is not None:
         reference = reference_kl(

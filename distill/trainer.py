@@ -5,7 +5,6 @@ Only `distill.train` imports this module, inside a function: importing trl takes
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Iterator
@@ -28,9 +27,10 @@ from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
 from data.errors import UserError
-from data.files import sync_tree, write_json
 from data.records import Batch, Samples
-from distill.callbacks import HELD_OUT, Checks, Reporter
+from distill import interrupts
+from distill.callbacks import HELD_OUT, Checks, Interrupts, Reporter
+from distill.checkpoints import newest_checkpoint, seal
 from distill.choice import chosen_count
 from distill.heads import row_of_id
 from distill.lora import add_lora, merged, remove_lora
@@ -43,7 +43,6 @@ from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
 from evaluation.signals import completion_states, target_signals
 
-_COMPLETE = "complete.json"  # the last file of a checkpoint
 _CHECKPOINTS = 10  # per run
 _SKIPPED_IN_A_ROW = 3  # steps without a finite gradient that end the training
 _GUARDS = "guards"
@@ -91,7 +90,8 @@ def run_training(run: Run) -> tuple[list[dict[str, float]], dict[str, int]]:
         add_lora(run.drafter.model, run.config.lora, run.seed)
     trainer = DistillTrainer(run, save_dtype=dtype)
     try:
-        with without_bars(), _errors_only():
+        with without_bars(), _errors_only(), interrupts.deferred() as asked:
+            trainer.add_callback(Interrupts(trainer, asked))
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     finally:
         # Both trl and we replace the forward of the model given; it goes back to the caller as it came
@@ -101,19 +101,6 @@ def run_training(run: Run) -> tuple[list[dict[str, float]], dict[str, int]]:
     cast_parameters(run.drafter.model, dtype)
     run.drafter.model.eval()
     return trainer.checks(), trainer.guards()
-
-
-def newest_checkpoint(directory: Path, identity: str) -> Path | None:
-    """The newest checkpoint of this run that was written to its end; the other ones, half written or not
-    ours, go."""
-    whole: dict[int, Path] = {}
-    for path in directory.glob("checkpoint-*"):
-        marker = path / _COMPLETE
-        if marker.is_file() and json.loads(marker.read_text())["identity"] == identity:
-            whole[int(path.name.removeprefix("checkpoint-"))] = path
-        else:
-            shutil.rmtree(path)
-    return whole[max(whole)] if whole else None
 
 
 @contextmanager
@@ -334,5 +321,4 @@ class DistillTrainer(SFTTrainer):
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            sync_tree(folder)
-            write_json(folder / _COMPLETE, {"identity": self.spec.identity})
+            seal(folder, self.spec.identity)
