@@ -86,3 +86,17 @@ class RaggedCache(Cache):
         for layer in self.layers:
             layer.keys[destination, :, :length] = layer.keys[source, :, :length]
             layer.values[destination, :, :length] = layer.values[source, :, :length]
+
+    def keep(self, rows: slice, start: torch.Tensor, columns: torch.Tensor) -> None:
+        """Of what a forward wrote into rows `rows` from slots `start [B]` on, keep the columns int64 `[B,
+        D]`: they move to the first D of its slots.
+        """
+        slots = start[:, None] + torch.arange(columns.shape[1], device=columns.device)
+        source = start[:, None] + columns
+        if torch.equal(source, slots):
+            return
+        for layer in self.layers:
+            for entries in (layer.keys[rows], layer.values[rows]):
+                shape = (-1, entries.shape[1], -1, entries.shape[3])
+                moved = entries.gather(2, source[:, None, :, None].expand(shape))
+                entries.scatter_(2, slots[:, None, :, None].expand(shape), moved)

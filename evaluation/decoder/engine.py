@@ -27,6 +27,7 @@ from evaluation.decoder.rows import Output, Request, Row, States
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 from evaluation.decoder.stop import StopRules
+from evaluation.decoder.tree import DraftTree, along
 
 __all__ = ["Decoder", "Output", "Request", "States", "common_prefix"]
 
@@ -171,33 +172,41 @@ class Decoder:
         active = slice(0, len(self.rows))
         position = self.position[active]
         draft = self.draft(active)
-        width = draft.ids.shape[1]
         last = self.tokens[active].gather(1, position[:, None])
-        hidden = self.runner.forward(torch.cat((last, draft.ids), dim=1), position, active)
+        ancestors = draft.ancestors if isinstance(draft, DraftTree) else None
+        hidden = self.runner.forward(torch.cat((last, draft.ids), dim=1), position, active, ancestors)
         logits = self.runner.logits(hidden)
         verdict = self.judge(logits, draft, self.draws(active), self.prefix(active))
+        ids = draft.ids
+        if verdict.path is not None:  # what a tree leaves of itself is a chain
+            self.runner.cache.keep(active, position, verdict.path)
+            ids = ids.gather(1, (verdict.path[:, 1:] - 1).clamp(min=0))
+            hidden, logits = along(hidden, verdict.path), along(logits, verdict.path)
 
         # Drafts and then the next token go behind the last token; what stands behind the next token is stale.
-        slots = position[:, None] + self.runner.slots[1 : width + 1]
-        self.tokens[active].scatter_(1, slots, draft.ids)
+        slots = position[:, None] + self.runner.slots[1 : ids.shape[1] + 1]
+        self.tokens[active].scatter_(1, slots, ids)
         position += verdict.accepted + 1
         self.tokens[active].scatter_(1, position[:, None], verdict.token[:, None])
         self.features[active] = hidden[torch.arange(len(self.rows), device=hidden.device), verdict.accepted]
 
-        proposed, accepted = draft.proposed.tolist(), verdict.accepted.tolist()
-        emitted = torch.cat((draft.ids, verdict.token[:, None]), dim=1).tolist()
+        proposed, accepted = draft.lengths.tolist(), verdict.accepted.tolist()
+        siblings = (draft.proposed - draft.lengths).tolist()
+        emitted = torch.cat((ids, verdict.token[:, None]), dim=1).tolist()
         expected = {name: values.tolist() for name, values in verdict.expected.items()}
         summary = self.summarise(logits) if self.keep_states else None
         for slot, row in enumerate(self.rows):
             stood = accepted[slot]
             row.rounds.append((proposed[slot], stood))
+            row.siblings += siblings[slot]
             for name, values in expected.items():
                 row.expected[name] = row.expected.get(name, 0.0) + values[slot]
             if summary is not None:
                 row.keep(hidden[slot, : stood + 1], summary[slot, : stood + 1])
             self.emit(row, emitted[slot][:stood] + emitted[slot][-1:])
         if self.guard:
-            self.guard.record(width, 1 + sum(accepted) / len(self.rows))
+            beside = draft.ids.shape[1] - draft.steps
+            self.guard.record(draft.steps, beside, 1 + sum(accepted) / len(self.rows))
 
     def draft(self, active: slice) -> Draft:
         """This round's drafts: none where they could not be used or do not pay."""
@@ -214,8 +223,10 @@ class Decoder:
             self.tokens[active], position, self.features[active], self.draws(active), self.prefix(active)
         )
         draft = self.drafter.draft(state, count)
+        if isinstance(draft, DraftTree):  # behind the last slot is no place for its siblings
+            draft = draft.first(self.runner.length - 1 - max(row.position for row in self.rows))
         if min(left) < draft.ids.shape[1]:  # a row's drafts do not depend on how long its neighbours go on
-            draft.proposed = draft.proposed.minimum(torch.tensor(left, device=position.device))
+            draft.limit(torch.tensor(left, device=position.device))
         return draft
 
     def draws(self, active: slice) -> Draws:

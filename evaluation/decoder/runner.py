@@ -95,23 +95,33 @@ class Runner:
         self.slots = torch.arange(self.length, device=self.device)
 
     @torch.inference_mode()
-    def forward(self, ids: torch.Tensor, start: torch.Tensor, rows: slice | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        ids: torch.Tensor,
+        start: torch.Tensor,
+        rows: slice | None = None,
+        ancestors: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Hidden states `[B, T, H]` after the final norm for token ids `[B, T]` whose first stands at
         position `start [B]`.
+
+        `ancestors` (bool `[B, T, T]`): the columns that each column follows, itself included, where they form
+        a tree instead of a text. Entries then stand in the order of columns until `keep` moves them.
         """
         width = ids.shape[1]
-        positions = start[:, None] + self.slots[:width]
+        slots = start[:, None] + self.slots[:width]
         # On a CPU the positions are at hand; on a GPU reading them would stop the stream, so all slots stay
         # in view.
         window = self.length
         if self.device.type == "cpu":
-            last = int(positions.max()) + 1
+            last = int(slots.max()) + 1
             assert last <= self.length, f"position {last} is past the cache's {self.length} slots"
             window = min(self.length, (last + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP)
-        self.cache.place(positions, rows or slice(0, self.cache.num_rows), window)
+        self.cache.place(slots, rows or slice(0, self.cache.num_rows), window)
+        positions = slots if ancestors is None else start[:, None] + ancestors.sum(dim=2) - 1
         hidden = self.backbone(
             input_ids=ids,
-            attention_mask=self.mask(positions, window),
+            attention_mask=self.mask(slots, window, ancestors),
             position_ids=positions,
             use_cache=True,
             **{self.cache_name: self.cache},
@@ -128,11 +138,14 @@ class Runner:
             begin = begin + chunk.shape[0]
         return hidden[:, -1]
 
-    def mask(self, positions: torch.Tensor, window: int) -> torch.Tensor:
-        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own
-        position.
+    def mask(self, slots: torch.Tensor, window: int, ancestors: torch.Tensor | None = None) -> torch.Tensor:
+        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own, in
+        a tree those before the root and its ancestors'.
         """
-        hidden = self.slots[:window] > positions[:, None, :, None]
+        hidden = self.slots[:window] > slots[:, None, :, None]
+        if ancestors is not None:
+            own = slots[:, None, None, :].expand(-1, 1, slots.shape[1], -1)
+            hidden.scatter_(3, own, ~ancestors[:, None])
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
         return mask.repeat(1, 1, self.groups, 1) if self.folded else mask
