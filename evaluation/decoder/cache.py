@@ -87,12 +87,11 @@ class RaggedCache(Cache):
             layer.keys[destination, :, :length] = layer.keys[source, :, :length]
             layer.values[destination, :, :length] = layer.values[source, :, :length]
 
-    def keep(self, rows: slice, start: torch.Tensor, columns: torch.Tensor) -> None:
-        """Of what a forward wrote into rows `rows` from slots `start [B]` on, keep the columns int64 `[B,
-        D]`: they move to the first D of its slots.
+    def keep(self, rows: slice, source: torch.Tensor, first: torch.Tensor) -> None:
+        """Move the entries of rows `rows` at slots `source` (int64 `[B, D]`) to the D slots from `first [B]`
+        on.
         """
-        slots = start[:, None] + torch.arange(columns.shape[1], device=columns.device)
-        source = start[:, None] + columns
+        slots = first[:, None] + torch.arange(source.shape[1], device=source.device)
         if torch.equal(source, slots):
             return
         for layer in self.layers:

@@ -173,15 +173,17 @@ class Decoder:
         position = self.position[active]
         draft = self.draft(active)
         last = self.tokens[active].gather(1, position[:, None])
-        ancestors = draft.ancestors if isinstance(draft, DraftTree) else None
-        hidden = self.runner.forward(torch.cat((last, draft.ids), dim=1), position, active, ancestors)
+        tree = draft if isinstance(draft, DraftTree) else None
+        hidden = self.runner.forward(torch.cat((last, draft.ids), dim=1), position, active, tree)
         logits = self.runner.logits(hidden)
         verdict = self.judge(logits, draft, self.draws(active), self.prefix(active))
-        ids = draft.ids
-        if verdict.path is not None:  # what a tree leaves of itself is a chain
-            self.runner.cache.keep(active, position, verdict.path)
-            ids = ids.gather(1, (verdict.path[:, 1:] - 1).clamp(min=0))
-            hidden, logits = along(hidden, verdict.path), along(logits, verdict.path)
+        ids, path = draft.ids, verdict.path
+        if tree and path is not None:  # what a tree leaves of itself is a chain
+            self.runner.cache.keep(active, position[:, None] + tree.places.gather(1, path), position)
+            ids = ids.gather(1, (path[:, 1:] - 1).clamp(min=0))
+            hidden = along(hidden, path)
+            if self.keep_states:
+                logits = along(logits, path)
 
         # Drafts and then the next token go behind the last token; what stands behind the next token is stale.
         slots = position[:, None] + self.runner.slots[1 : ids.shape[1] + 1]

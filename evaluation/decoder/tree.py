@@ -40,6 +40,24 @@ class DraftTree(Draft):
         return follows > 0
 
     @cached_property
+    def earlier_siblings(self) -> torch.Tensor:
+        """bool `[B, N, N]`: whether node j (dim 2) is a sibling of node i (dim 1) that is tried before it."""
+        count = self.parents.shape[1]
+        before = torch.ones(count, count, dtype=torch.bool, device=self.parents.device).tril(-1)
+        return (self.parents[:, :, None] == self.parents[:, None, :]) & before
+
+    @cached_property
+    def places(self) -> torch.Tensor:
+        """int64 `[B, T]`: where a column's entry is written, counted from the root's.
+
+        The path of first children stands at its depths: where it is accepted, nothing has to move.
+        """
+        later = torch.nn.functional.pad(self.earlier_siblings.any(dim=2), (1, 0))
+        beside = (self.ancestors & later[:, None, :]).any(dim=2)
+        first = (~beside).sum(dim=1, keepdim=True)
+        return torch.where(beside, first - 1 + beside.cumsum(dim=1), self.depths)
+
+    @cached_property
     def depths(self) -> torch.Tensor:
         """int64 `[B, T]`: 0 for the root, 1 for its children."""
         return self.ancestors.sum(dim=2) - 1

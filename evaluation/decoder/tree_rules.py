@@ -25,7 +25,7 @@ def accept_probabilities(target_probs: torch.Tensor, tree: DraftTree) -> torch.T
     target(x) / (1 - target of the earlier siblings); 0 where nothing is proposed.
     """
     chances = node_chances(target_probs, tree)
-    left = (1 - (earlier_siblings(tree) * chances[:, None, :]).sum(dim=2)).clamp(min=tiny(chances))
+    left = (1 - (tree.earlier_siblings * chances[:, None, :]).sum(dim=2)).clamp(min=tiny(chances))
     return (chances / left).clamp(max=1)
 
 
@@ -73,11 +73,4 @@ def node_chances(target_probs: torch.Tensor, tree: DraftTree) -> torch.Tensor:
     rows = torch.arange(len(tree.ids), device=tree.ids.device)
     chances = target_probs[rows[:, None], tree.parents, tree.ids]
     same = tree.ids[:, :, None] == tree.ids[:, None, :]
-    return torch.where(tree.within & ~(same & earlier_siblings(tree)).any(dim=2), chances, 0)
-
-
-def earlier_siblings(tree: DraftTree) -> torch.Tensor:
-    """bool `[B, N, N]`: whether node j (dim 2) is a sibling of node i (dim 1) that is tried before it."""
-    count = tree.parents.shape[1]
-    before = torch.ones(count, count, dtype=torch.bool, device=tree.parents.device).tril(-1)
-    return (tree.parents[:, :, None] == tree.parents[:, None, :]) & before
+    return torch.where(tree.within & ~(same & tree.earlier_siblings).any(dim=2), chances, 0)
