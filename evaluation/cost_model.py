@@ -91,10 +91,13 @@ def predict(
     counts: Sequence[int],
     handicap: float = 1.0,
 ) -> dict[str, Any]:
-    """The predictions for every (batch size, K), the best K per batch size, and where it stops paying.
+    """The predictions for every (batch size, K), the best K per batch size, and where it stops paying; and
+    per batch size whether a tree may pay or a `chain` is better (`evaluation.speed.sibling_threshold`).
 
     `handicap`: our plain decoding over the fastest plain path, at most 1; every speedup is over the latter.
     """
+    from evaluation.speed import CHAIN_FROM, sibling_threshold
+
     table = [
         {
             "batch_size": costs["batch_size"],
@@ -111,7 +114,9 @@ def predict(
     for costs in by_batch:
         own = [row for row in table if row["batch_size"] == costs["batch_size"]]
         fastest = max(own, key=lambda row: row["speedup"])
-        best.append({**fastest, "speculate": fastest["speedup"] > 1})
+        above = sibling_threshold(costs)
+        shape = {"sibling_above": above, "chain": above >= CHAIN_FROM}
+        best.append({**fastest, "speculate": fastest["speedup"] > 1, **shape})
     return {"costs": list(by_batch), "table": table, "best": best, "stops_paying_at": stops_paying_at(best)}
 
 
