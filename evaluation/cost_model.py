@@ -134,6 +134,20 @@ def stops_paying_at(best: Sequence[Mapping[str, Any]]) -> float | None:
     return None
 
 
+def chain_or_tree(best: Sequence[Mapping[str, Any]]) -> str:
+    """What the best rows of `predict` say of a drafter's second choices, beside its chain, by batch size."""
+    pays = [f"{row['sibling_above']:.2f} at batch {row['batch_size']}" for row in best if not row["chain"]]
+    chains = [str(row["batch_size"]) for row in best if row["chain"]]
+    said = (
+        [f"Checking a second choice too pays where it is at least as likely as {', '.join(pays)}"]
+        if pays
+        else []
+    )
+    said += [f"a chain is better than any tree at batch {', '.join(chains)}"] if chains else []
+    sentence = "; ".join(said)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
 def time_shares(costs: Mapping[str, Any], rounds_by_proposed: Sequence[int]) -> dict[str, float]:
     """Where the time of the measured rounds goes, as shares of their predicted time: the target step that
     plain decoding takes too, drafting, and what checking several tokens adds to it.
