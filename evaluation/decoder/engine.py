@@ -2,8 +2,8 @@
 
 A round drafts up to K tokens per row, runs the target once over the last emitted token and the drafts (width
 K + 1), accepts some of them, and emits those with one token more. Plain decoding is the same round with no
-drafts. Active rows are kept contiguous: a finished row's slot is refilled from the queue, or else taken by
-the last active row.
+drafts; drafts may form a tree, of which a chain is left once it is judged. Active rows are kept contiguous: a
+finished row's slot is refilled from the queue, or else taken by the last active row.
 
 Shapes: B active rows, K drafted tokens, S positions, V vocabulary, H hidden size.
 """
@@ -178,7 +178,8 @@ class Decoder:
         logits = self.runner.logits(hidden)
         verdict = self.judge(logits, draft, self.draws(active), self.prefix(active))
         ids, path = draft.ids, verdict.path
-        if tree and path is not None:  # what a tree leaves of itself is a chain
+        assert (tree is None) == (path is None), "a tree's verdict is a path"
+        if tree is not None and path is not None:  # what a tree leaves of itself is a chain
             self.runner.cache.keep(active, position[:, None] + tree.places.gather(1, path), position)
             ids = ids.gather(1, (path[:, 1:] - 1).clamp(min=0))
             hidden = along(hidden, path)
