@@ -50,6 +50,9 @@ class EvaluateConfig(BaseModel):
     batch_sizes: list[int] = Field(default=[])
     """Batch sizes whose speed is measured beside the serving one's; the cost model covers others unasked."""
 
+    tree: bool = False
+    """Whether the drafter races with siblings too: second choices beside its chain, chosen by the costs."""
+
     @field_validator("num_speculative_tokens", "batch_sizes")
     @classmethod
     def positive_and_distinct(cls, values: list[int]) -> list[int]:
@@ -134,7 +137,7 @@ def summarise_speed(
     and batch size.
     """
     from evaluation.cost_model import predict, time_shares
-    from evaluation.speed import predict_speedup, stop_threshold
+    from evaluation.speed import predict_speedup, sibling_threshold, stop_threshold
 
     ours = next(part["plain"]["tokens_per_second"] for part in decoded.values() if part["plain"])
     # Speedup is over the fastest plain path of this run, which need not be ours.
@@ -144,7 +147,9 @@ def summarise_speed(
         row = {**row, "speedup": {key: value * handicap for key, value in row["speedup"].items()}}
         tokens, rounds = row["tokens_per_target_call"]["mean"], row["rounds_by_proposed"]
         free = 0.0 if row["drafter"] == "ngram" else None
-        row["predicted_speedup"] = handicap * predict_speedup(tokens, costs, rounds, cost_ratio=free)
+        row["predicted_speedup"] = handicap * predict_speedup(
+            tokens, costs, rounds, siblings=row["siblings"], cost_ratio=free
+        )
         rows.append(row)
     # The headline is decided beforehand: picked by its measured speed, it would flatter itself.
     best, fixed = best_row(rows, "adaptive"), best_row(rows, "model")
@@ -154,7 +159,12 @@ def summarise_speed(
     counts = range(widest["num_speculative_tokens"] + 1)
     return {
         "decode": rows,
-        "cost": {**costs, "stop_below": stop_threshold(costs), "time_shares": time_shares(costs, rounds)},
+        "cost": {
+            **costs,
+            "stop_below": stop_threshold(costs),
+            "sibling_above": sibling_threshold(costs),
+            "time_shares": time_shares(costs, rounds),
+        },
         "cost_model": predict(by_batch, widest["conditional_acceptance"], counts, handicap),
         "plain": {
             "ours": ours,

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from evaluation.acceptance import AcceptanceTable
     from evaluation.decoder.drafters import DraftModel
     from evaluation.decoder.engine import Decoder, Request
+    from evaluation.decoder.guard import Guard
     from evaluation.decoder.runner import Runner
+    from evaluation.decoder.tree_drafter import TreeDrafter
     from evaluation.evaluate import EvaluateConfig, ServingConfig
 
 SPLITS = ("seen", "unseen")
@@ -147,15 +149,14 @@ class Evaluation:
 
         Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
         to the largest K, that stops where by the measured `costs` going on would not pay, under a guard that
-        pauses it where it loses; "before": the one it was trained from, likewise; n-gram look-up at the
-        smallest K.
+        pauses it where it loses; "before": the one it was trained from, likewise; "tree": as adaptive, with
+        siblings, where the config asks for it and the cost model does not say that a chain is better; n-gram
+        look-up at the smallest K.
         """
-        from evaluation.cost_model import round_cost
         from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
         from evaluation.decoder.engine import Decoder
-        from evaluation.decoder.guard import Guard
         from evaluation.decoder.runner import Runner
-        from evaluation.speed import stop_threshold
+        from evaluation.speed import CHAIN_FROM, sibling_threshold, stop_threshold
 
         runner, model_drafter = self.runner, self.model_drafter
         if batch_size != self.serving.batch_size:
@@ -182,9 +183,36 @@ class Evaluation:
             adaptive = ModelDrafter(
                 model, runner, self.options, argmax=self.argmax, stop_below=stop_threshold(costs), int8=True
             )
-            guard = Guard([round_cost(costs, drafts) for drafts in range(counts[-1] + 1)])
-            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1], guard)
+            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1], self.guard(costs))
+        if self.config.tree and sibling_threshold(costs) < CHAIN_FROM:
+            found[f"tree {counts[-1]}"] = decoder(
+                self.tree_drafter(runner, costs), counts[-1], self.guard(costs)
+            )
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
+
+    def guard(self, costs: dict[str, Any]) -> Guard:
+        """One that knows what rounds of up to the largest K cost."""
+        from evaluation.cost_model import round_cost
+        from evaluation.decoder.guard import Guard
+        from evaluation.speed import sibling_cost
+
+        counts = range(self.config.num_speculative_tokens[-1] + 1)
+        return Guard([round_cost(costs, drafts) for drafts in counts], sibling_cost(costs))
+
+    def tree_drafter(self, runner: Runner, costs: dict[str, Any]) -> TreeDrafter:
+        """The drafter with siblings where, by the costs, they pay: at most as many as drafts."""
+        from evaluation.decoder.tree_drafter import TreeDrafter
+        from evaluation.speed import sibling_threshold, stop_threshold
+
+        return TreeDrafter(
+            self.drafter,
+            runner,
+            self.options,
+            sibling_above=sibling_threshold(costs),
+            max_siblings=self.config.num_speculative_tokens[-1],
+            stop_below=stop_threshold(costs),
+            int8=True,
+        )
 
     def decode(
         self,
@@ -271,7 +299,7 @@ class Evaluation:
         from evaluation.lossless import DecodingPath, certify
         from evaluation.speed import stop_threshold
 
-        own = [row for row in rows if row["drafter"] in ("model", "adaptive")]
+        own = [row for row in rows if row["drafter"] in ("model", "adaptive", "tree")]
         greedy = None
         if self.options.greedy:
             kinds = ("identical_outputs", "near_ties", "bugs")

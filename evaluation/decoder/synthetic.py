@@ -19,6 +19,7 @@ from evaluation.decoder.judge import Verdict
 from evaluation.decoder.noise import Draws
 from evaluation.decoder.penalties import Prefix
 from evaluation.decoder.rows import Output, Request
+from evaluation.decoder.tree import DraftTree
 from evaluation.decoder.verify import TOKEN, within
 
 PLACEHOLDER = -100
@@ -62,6 +63,10 @@ class SyntheticJudge:
         self.judge, self.rates = judge, rates
 
     def __call__(self, logits: torch.Tensor, draft: Draft, draws: Draws, prefix: Prefix | None) -> Verdict:
+        if isinstance(draft, DraftTree):
+            raise UserError(
+                "synthetic acceptance rates are a chain's; give it a drafter that makes no trees."
+            )
         token = self.judge(logits, draft, draws, prefix).token
         width = draft.ids.shape[1]
         accept = self.rates.to(logits.device)[:width] * within(draft.proposed, width)

@@ -21,7 +21,7 @@ from evaluation.evaluate import (
 )
 from evaluation.measurements import Evaluation
 from tests.data.test_records import record
-from tests.evaluation.decoder.tiny_models import llama, prompts
+from tests.evaluation.decoder.tiny_models import llama, prompts, relative
 
 CONFIG = EvaluateConfig(prompts=3, num_speculative_tokens=[2, 3], max_new_tokens=10)
 
@@ -181,6 +181,25 @@ def test_runner_room_covers_prompt_answer_and_drafts(samples: Samples) -> None:
     plan = evaluation(samples, DraftModel(llama(9)))
     longest = max(len(request.prompt) for group in plan.groups("seen") for request in group)
     assert isinstance(plan.runner, Runner) and plan.runner.length >= longest + 10 + 3
+
+
+def test_a_tree_races_where_it_is_asked_for_and_may_pay(
+    samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EvaluateConfig(prompts=4, num_speculative_tokens=[3], max_new_tokens=10, tree=True)
+    plan = Evaluation(llama(0), [7], DraftModel(relative(llama(0))), samples, config, ServingConfig(), seed=0)
+    costs = {
+        "batch_size": 1, "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 1.0,
+        "cost_ratio": 0.1, "verify_overhead": {"1": 0.02, "2": 0.05, "3": 0.1},
+    }  # fmt: skip
+    rows = plan.decode("seen", 1, costs, lambda: None)["rows"]
+    assert [row["drafter"] for row in rows] == ["model", "adaptive", "tree", "ngram"]
+    chain, tree = rows[1:3]
+    assert tree["siblings"] > 0 == chain["siblings"]
+    assert tree["identical_outputs"] == tree["prompts"] == 4
+    assert tree["tokens_per_target_call"]["mean"] > chain["tokens_per_target_call"]["mean"]
+    dear = {**costs, "verify_overhead": {"1": 0.5, "2": 1.0, "3": 1.5}}
+    assert "tree 3" not in plan.decoders(dear, 1)
 
 
 def test_other_batch_sizes_are_measured_on_the_headline_split(samples: Samples, tmp_path: Path) -> None:
