@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.schedule import Schedule
     from evaluation.measurements import Evaluation
 
 OTHER_COST_RATIOS = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -94,17 +95,20 @@ def run(
     costs_of = {serving.batch_size: costs}
     costs_of |= {row["batch_size"]: row for row in by_batch if row["batch_size"] != serving.batch_size}
 
-    def decode(name: str, split: str, size: int) -> dict[str, Any]:
-        work = partial(evaluation.decode, split, size, costs_of[size], on_group)
+    def decode(name: str, split: str, size: int, schedule: Schedule | None = None) -> dict[str, Any]:
+        work = partial(evaluation.decode, split, size, costs_of[size], on_group, schedule)
         decoded: dict[str, Any] = measure(name, work)
         return decoded
 
     decoded = {split: decode(f"decode-{split}", split, serving.batch_size) for split in SPLITS}
-    headline = evaluation.headline_split()
-    batches = [
-        decode(f"decode-{headline}-batch-{size}", headline, size) for size in evaluation.other_batch_sizes()
-    ]
     rows = [row for part in decoded.values() for row in part["rows"]]
+    speed = summarise_speed(decoded, costs, by_batch, theirs)
+    headline = evaluation.headline_split()
+    by_rows = schedule_of(speed["cost_model"]["best"])
+    batches = [
+        decode(f"decode-{headline}-batch-{size}", headline, size, by_rows)
+        for size in evaluation.other_batch_sizes()
+    ]
     replayed = measure("replay", lambda: evaluation.replay(after["matches"]))
     certificate = measure("certificate", lambda: evaluation.certificate(costs, rows))
     result = {
@@ -114,7 +118,7 @@ def run(
         "acceptance": after["rows"],
         "acceptance_before": earlier["rows"],
         "acceptance_curves": after["curves"],
-        **summarise_speed(decoded, costs, by_batch, theirs),
+        **speed,
         "batches": [row for part in batches for row in part["rows"]],
         "replay": replayed,
         "certificate": certificate,
@@ -184,6 +188,14 @@ def summarise_speed(
             },
         },
     }
+
+
+def schedule_of(best: list[dict[str, Any]]) -> Schedule | None:
+    """K by batch size as the cost model has it; None where it says never to draft."""
+    from evaluation.decoder.schedule import Schedule
+
+    schedule = Schedule.of_best(best)
+    return schedule if schedule.most else None
 
 
 def best_row(rows: list[dict[str, Any]], drafter: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from evaluation.decoder.engine import Decoder, Request
     from evaluation.decoder.guard import Guard
     from evaluation.decoder.runner import Runner
+    from evaluation.decoder.schedule import Schedule
     from evaluation.decoder.tree_drafter import TreeDrafter
     from evaluation.evaluate import EvaluateConfig, ServingConfig
 
@@ -144,13 +145,16 @@ class Evaluation:
         """The batch sizes to measure beside the serving one."""
         return [size for size in self.config.batch_sizes if size != self.serving.batch_size]
 
-    def decoders(self, costs: dict[str, Any], batch_size: int) -> dict[str, Decoder]:
+    def decoders(
+        self, costs: dict[str, Any], batch_size: int, schedule: Schedule | None = None
+    ) -> dict[str, Decoder]:
         """The decoders that race, over one target runner, by drafter and K.
 
         Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
         to the largest K, that stops where by the measured `costs` going on would not pay, under a guard that
         pauses it where it loses; "before": the one it was trained from, likewise; "tree": as adaptive, with
-        siblings, where the config asks for it and the cost model does not say that a chain is better; n-gram
+        siblings, where the config asks for it and the cost model does not say that a chain is better;
+        "scheduled": the drafter with K by the rows that are active, where a `schedule` says so; n-gram
         look-up at the smallest K.
         """
         from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
@@ -163,7 +167,7 @@ class Evaluation:
             runner = Runner(self.model, batch_size, self.length)
             model_drafter = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax, int8=True)
 
-        def decoder(drafter: Any, count: int, guard: Guard | None = None) -> Decoder:
+        def decoder(drafter: Any, count: int | Schedule, guard: Guard | None = None) -> Decoder:
             return Decoder(
                 runner,
                 eos_ids=self.eos_ids,
@@ -188,6 +192,8 @@ class Evaluation:
             found[f"tree {counts[-1]}"] = decoder(
                 self.tree_drafter(runner, costs), counts[-1], self.guard(costs)
             )
+        if schedule is not None:
+            found[f"scheduled {schedule.most}"] = decoder(model_drafter, schedule)
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
 
     def guard(self, costs: dict[str, Any]) -> Guard:
@@ -220,6 +226,7 @@ class Evaluation:
         batch_size: int,
         costs: dict[str, Any],
         on_group: Callable[[], None],
+        schedule: Schedule | None = None,
     ) -> dict[str, Any]:
         """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain
         latencies.
@@ -230,7 +237,7 @@ class Evaluation:
         groups = self.groups(split, batch_size)
         if not groups:
             return {"plain": None, "rows": []}
-        timings = race(self.decoders(costs, batch_size), groups, on_group)
+        timings = race(self.decoders(costs, batch_size, schedule), groups, on_group)
         plain = timings.pop("plain")
         rows = []
         for name, timing in timings.items():

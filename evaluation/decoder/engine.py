@@ -26,6 +26,7 @@ from evaluation.decoder.penalties import Prefix
 from evaluation.decoder.rows import Output, Request, Row, States
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
+from evaluation.decoder.schedule import Schedule
 from evaluation.decoder.stop import StopRules
 from evaluation.decoder.tree import DraftTree, along
 
@@ -34,7 +35,7 @@ __all__ = ["Decoder", "Output", "Request", "States", "common_prefix"]
 
 class Decoder:
     """Decodes requests with a target and, optionally, a drafter that proposes `num_speculative_tokens` per
-    round.
+    round: one number, or a `Schedule` of them by batch size.
 
     The output follows the target's own distribution, whatever the drafter: at temperature 0 it is plain
     decoding's output up to floating-point near ties between forwards of different widths.
@@ -47,7 +48,7 @@ class Decoder:
         eos_ids: Sequence[int],
         options: SamplingOptions,
         drafter: Drafter | None = None,
-        num_speculative_tokens: int = 0,
+        num_speculative_tokens: int | Schedule = 0,
         rule: RuleName = "block",
         guard: Guard | None = None,
         stop_strings: Sequence[str] = (),
@@ -64,21 +65,24 @@ class Decoder:
         the same rule). It accepts less than the others and draws a number per id. `stop_strings` are looked
         for in the answer's text, as `tokenizer` decodes it.
         """
-        if (drafter is None) != (num_speculative_tokens == 0):
+        schedule = num_speculative_tokens
+        if isinstance(schedule, int):
+            schedule = Schedule({1: schedule})
+        if (drafter is None) != (schedule.most == 0):
             raise UserError(
                 "speculative decoding needs a drafter and num_speculative_tokens >= 1; plain neither."
             )
-        if guard and len(guard.costs) <= num_speculative_tokens:
+        if guard and len(guard.costs) <= schedule.most:
             raise UserError(
                 f"the guard knows the costs of up to {len(guard.costs) - 1} drafts, but "
-                f"num_speculative_tokens is {num_speculative_tokens}; measure costs up to that."
+                f"num_speculative_tokens is {schedule.most}; measure costs up to that."
             )
         self.runner = target
         self.stop = StopRules(eos_ids, stop_strings, tokenizer)
         self.options = options
         self.judge: Callable[..., Verdict] = Judge(options, rule, target.vocab_size, target.device)
         self.drafter = drafter
-        self.count = num_speculative_tokens
+        self.schedule = schedule
         self.shared_noise = rule == "shared_noise"
         self.guard = guard
         self.keep_states = keep_states
@@ -219,7 +223,7 @@ class Decoder:
         left = [row.left - 1 for row in self.rows]
         # No draft is worth its cost beyond the longest row's end, and none fits behind the last position.
         room = min(self.context - 1 - row.position for row in self.rows)
-        count = min(self.count, max(left), room)
+        count = min(self.schedule.count(len(self.rows)), max(left), room)
         if self.guard and not self.guard.drafts:
             count = 0
         state = DraftState(
