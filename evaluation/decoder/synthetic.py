@@ -37,14 +37,14 @@ class SyntheticDecoder(Decoder):
     def __init__(self, *args: Any, conditional_acceptance: Sequence[float], **settings: Any) -> None:
         """Arguments as `Decoder`'s. UserError where a rate is missing or not in [0, 1]."""
         super().__init__(*args, **{**settings, "eos_ids": []})
-        rates = list(conditional_acceptance)
-        if len(rates) < self.count or not all(0 <= rate <= 1 for rate in rates):
+        rates, most = list(conditional_acceptance), self.schedule.most
+        if len(rates) < most or not all(0 <= rate <= 1 for rate in rates):
             raise UserError(
-                f"synthetic acceptance rates are {rates}; give one in [0, 1] for each of {self.count} drafts."
+                f"synthetic acceptance rates are {rates}; give one in [0, 1] for each of {most} drafts."
             )
         if self.stop.strings:
             raise UserError("synthetic acceptance makes no text; leave out the stop strings.")
-        self.judge = SyntheticJudge(self.judge, torch.tensor(rates[: self.count], dtype=torch.float64))
+        self.judge = SyntheticJudge(self.judge, torch.tensor(rates[:most], dtype=torch.float64))
 
     def generate(
         self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None = None
