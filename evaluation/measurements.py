@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from evaluation.acceptance import AcceptanceTable
     from evaluation.decoder.drafters import DraftModel
     from evaluation.decoder.engine import Decoder, Request
+    from evaluation.decoder.guard import Guard
     from evaluation.decoder.runner import Runner
+    from evaluation.decoder.schedule import Schedule
+    from evaluation.decoder.tree_drafter import TreeDrafter
     from evaluation.evaluate import EvaluateConfig, ServingConfig
 
 SPLITS = ("seen", "unseen")
@@ -142,27 +145,29 @@ class Evaluation:
         """The batch sizes to measure beside the serving one."""
         return [size for size in self.config.batch_sizes if size != self.serving.batch_size]
 
-    def decoders(self, costs: dict[str, Any], batch_size: int) -> dict[str, Decoder]:
+    def decoders(
+        self, costs: dict[str, Any], batch_size: int, schedule: Schedule | None = None
+    ) -> dict[str, Decoder]:
         """The decoders that race, over one target runner, by drafter and K.
 
         Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
         to the largest K, that stops where by the measured `costs` going on would not pay, under a guard that
-        pauses it where it loses; "before": the one it was trained from, likewise; n-gram look-up at the
-        smallest K.
+        pauses it where it loses; "before": the one it was trained from, likewise; "tree": as adaptive, with
+        siblings, where the config asks for it and the cost model does not say that a chain is better;
+        "scheduled": the drafter with K by the rows that are active, where a `schedule` says so; n-gram
+        look-up at the smallest K.
         """
-        from evaluation.cost_model import round_cost
         from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
         from evaluation.decoder.engine import Decoder
-        from evaluation.decoder.guard import Guard
         from evaluation.decoder.runner import Runner
-        from evaluation.speed import stop_threshold
+        from evaluation.speed import CHAIN_FROM, sibling_threshold, stop_threshold
 
         runner, model_drafter = self.runner, self.model_drafter
         if batch_size != self.serving.batch_size:
             runner = Runner(self.model, batch_size, self.length)
             model_drafter = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax, int8=True)
 
-        def decoder(drafter: Any, count: int, guard: Guard | None = None) -> Decoder:
+        def decoder(drafter: Any, count: int | Schedule, guard: Guard | None = None) -> Decoder:
             return Decoder(
                 runner,
                 eos_ids=self.eos_ids,
@@ -182,9 +187,38 @@ class Evaluation:
             adaptive = ModelDrafter(
                 model, runner, self.options, argmax=self.argmax, stop_below=stop_threshold(costs), int8=True
             )
-            guard = Guard([round_cost(costs, drafts) for drafts in range(counts[-1] + 1)])
-            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1], guard)
+            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1], self.guard(costs))
+        if self.config.tree and sibling_threshold(costs) < CHAIN_FROM:
+            found[f"tree {counts[-1]}"] = decoder(
+                self.tree_drafter(runner, costs), counts[-1], self.guard(costs)
+            )
+        if schedule is not None:
+            found[f"scheduled {schedule.most}"] = decoder(model_drafter, schedule)
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
+
+    def guard(self, costs: dict[str, Any]) -> Guard:
+        """One that knows what rounds of up to the largest K cost."""
+        from evaluation.cost_model import round_cost
+        from evaluation.decoder.guard import Guard
+        from evaluation.speed import sibling_cost
+
+        counts = range(self.config.num_speculative_tokens[-1] + 1)
+        return Guard([round_cost(costs, drafts) for drafts in counts], sibling_cost(costs))
+
+    def tree_drafter(self, runner: Runner, costs: dict[str, Any]) -> TreeDrafter:
+        """The drafter with siblings where, by the costs, they pay: at most as many as drafts."""
+        from evaluation.decoder.tree_drafter import TreeDrafter
+        from evaluation.speed import sibling_threshold, stop_threshold
+
+        return TreeDrafter(
+            self.drafter,
+            runner,
+            self.options,
+            sibling_above=sibling_threshold(costs),
+            max_siblings=self.config.num_speculative_tokens[-1],
+            stop_below=stop_threshold(costs),
+            int8=True,
+        )
 
     def decode(
         self,
@@ -192,6 +226,7 @@ class Evaluation:
         batch_size: int,
         costs: dict[str, Any],
         on_group: Callable[[], None],
+        schedule: Schedule | None = None,
     ) -> dict[str, Any]:
         """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain
         latencies.
@@ -202,7 +237,7 @@ class Evaluation:
         groups = self.groups(split, batch_size)
         if not groups:
             return {"plain": None, "rows": []}
-        timings = race(self.decoders(costs, batch_size), groups, on_group)
+        timings = race(self.decoders(costs, batch_size, schedule), groups, on_group)
         plain = timings.pop("plain")
         rows = []
         for name, timing in timings.items():
@@ -271,7 +306,7 @@ class Evaluation:
         from evaluation.lossless import DecodingPath, certify
         from evaluation.speed import stop_threshold
 
-        own = [row for row in rows if row["drafter"] in ("model", "adaptive")]
+        own = [row for row in rows if row["drafter"] in ("model", "adaptive", "tree")]
         greedy = None
         if self.options.greedy:
             kinds = ("identical_outputs", "near_ties", "bugs")

@@ -63,6 +63,20 @@ class Draft:
     (one-hot), and where there are none.
     """
 
+    @property
+    def steps(self) -> int:
+        """Draft steps that it took."""
+        return self.ids.shape[1]
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """int64 `[B]`: tokens that each row might have accepted at most."""
+        return self.proposed
+
+    def limit(self, lengths: torch.Tensor) -> None:
+        """Propose nothing further ahead than `lengths` (int64 `[B]`) tokens."""
+        self.proposed = self.proposed.minimum(lengths)
+
     @classmethod
     def none(cls, position: torch.Tensor) -> Draft:
         """No proposals for rows at `position [B]`."""
@@ -79,7 +93,9 @@ class Drafter(Protocol):
         """Row `source` continues as row `destination`."""
 
     def draft(self, state: DraftState, count: int) -> Draft:
-        """Propose up to `count` tokens for each row of `state`; 0 says that this round drafts nothing."""
+        """Propose up to `count` tokens ahead for each row of `state`: a chain, or a `tree.DraftTree`. 0 says
+        that this round drafts nothing.
+        """
 
 
 class ModelDrafter:
@@ -132,6 +148,9 @@ class ModelDrafter:
 
     def draft(self, state: DraftState, count: int) -> Draft:
         batch = state.position.shape[0]
+        # The last token but one may not be the drafted one: what stands there is read again in any case.
+        known = self.known[:batch]
+        torch.minimum(known, state.position - 1, out=known)
         if count == 0:
             self.lagging = True
             return Draft.none(state.position)
@@ -168,10 +187,9 @@ class ModelDrafter:
 
     def catch_up(self, state: DraftState) -> None:
         """Read what the first step of a draft takes for granted: all but a row's last token."""
-        known = self.known[: state.position.shape[0]]
-        torch.minimum(known, state.position, out=known)  # entries behind an accepted prefix are wrong
         if not self.lagging:
             return
+        known = self.known[: state.position.shape[0]]
         for row, (first, end) in enumerate(zip(known.tolist(), state.position.tolist(), strict=True)):
             if first < end - 1 and end < self.context:
                 self.runner.prefill(state.tokens[row, first:end], row, first)

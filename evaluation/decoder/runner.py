@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -43,6 +44,22 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
         raise UserError(
             f"{name} cannot be decoded speculatively here: {reason}. Choose a full-attention causal LM."
         )
+
+
+class Branches(Protocol):
+    """Columns that form a tree per row, column 0 its root."""
+
+    @property
+    def ancestors(self) -> torch.Tensor:
+        """bool `[B, T, T]`: whether column i (dim 1) is column j (dim 2) or follows it, however far."""
+
+    @property
+    def depths(self) -> torch.Tensor:
+        """int64 `[B, T]`: positions behind the root."""
+
+    @property
+    def places(self) -> torch.Tensor:
+        """int64 `[B, T]`: cache slots behind the root's, each of 0 .. T - 1 once."""
 
 
 class Runner:
@@ -95,23 +112,30 @@ class Runner:
         self.slots = torch.arange(self.length, device=self.device)
 
     @torch.inference_mode()
-    def forward(self, ids: torch.Tensor, start: torch.Tensor, rows: slice | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        ids: torch.Tensor,
+        start: torch.Tensor,
+        rows: slice | None = None,
+        tree: Branches | None = None,
+    ) -> torch.Tensor:
         """Hidden states `[B, T, H]` after the final norm for token ids `[B, T]` whose first stands at
-        position `start [B]`.
+        position `start [B]`; where they form a `tree`, its root does.
         """
         width = ids.shape[1]
-        positions = start[:, None] + self.slots[:width]
+        slots = start[:, None] + (self.slots[:width] if tree is None else tree.places)
         # On a CPU the positions are at hand; on a GPU reading them would stop the stream, so all slots stay
         # in view.
         window = self.length
         if self.device.type == "cpu":
-            last = int(positions.max()) + 1
+            last = int(slots.max()) + 1
             assert last <= self.length, f"position {last} is past the cache's {self.length} slots"
             window = min(self.length, (last + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP)
-        self.cache.place(positions, rows or slice(0, self.cache.num_rows), window)
+        self.cache.place(slots, rows or slice(0, self.cache.num_rows), window)
+        positions = slots if tree is None else start[:, None] + tree.depths
         hidden = self.backbone(
             input_ids=ids,
-            attention_mask=self.mask(positions, window),
+            attention_mask=self.mask(slots, window, tree),
             position_ids=positions,
             use_cache=True,
             **{self.cache_name: self.cache},
@@ -128,11 +152,14 @@ class Runner:
             begin = begin + chunk.shape[0]
         return hidden[:, -1]
 
-    def mask(self, positions: torch.Tensor, window: int) -> torch.Tensor:
-        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own
-        position.
+    def mask(self, slots: torch.Tensor, window: int, tree: Branches | None) -> torch.Tensor:
+        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own, in
+        a tree those before the root, its ancestors' and its own.
         """
-        hidden = self.slots[:window] > positions[:, None, :, None]
+        hidden = self.slots[:window] > slots[:, None, :, None]
+        if tree is not None:
+            columns = slots[:, None, None, :].expand(-1, 1, slots.shape[1], -1)
+            hidden.scatter_(3, columns, ~tree.ancestors[:, None])
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
         return mask.repeat(1, 1, self.groups, 1) if self.folded else mask
