@@ -152,7 +152,12 @@ class Run:
         if self.sampling_drafter_folder is not None:
             read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)
         sample = Stage("sample", root, sampled, read)
-        trained = {"seed": recipe.seed, "draft": part["draft"], "train": part["train"], "metric": self.metric}
+        trained = {
+            "seed": recipe.seed,
+            "draft": recipe.draft.identity(),
+            "train": part["train"],
+            "metric": self.metric,
+        }
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
         measured = {"seed": recipe.seed, "evaluate": part["evaluate"], "serving": part["serving"]}
         evaluate = Stage("evaluate", root, measured, {"machine": machine()}, (sample, train))

@@ -1,6 +1,7 @@
 """Build the drafter that training starts from.
 
-Three starts, by `draft.init.from`:
+Medusa's and EAGLE's heads (`draft.kind`) start from the target's own weights. For a model there are three
+starts, by `draft.init.from`:
 
 - `target`: the chosen layers of the target, its embeddings, final norm and head rows. Fast to draw up and
   accepts nothing before training.
@@ -22,7 +23,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -56,12 +57,25 @@ class DraftConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["model"] = "model"
-    init: InitConfig
+    kind: Literal["model", "medusa", "eagle"] = "model"
+    """A causal LM of its own, or heads on the target: Medusa's or EAGLE-3's."""
+    init: InitConfig = InitConfig()
     vocab_size: int | None = Field(default=None, gt=0)
     """Ids that the draft head covers; the full vocabulary where left out."""
     revision: str | None = None
     """Hub revision of the family member named by `init.from`."""
+    heads: int | None = Field(default=None, gt=0, le=16)
+    """`medusa` only: how many tokens it drafts, one head each."""
+    shared_head: bool = False
+    """`medusa` only: one output head for all of them, over residual blocks of their own."""
+    rollout_steps: int | None = Field(default=None, gt=0, le=16)
+    """`eagle` only: for how many drafted tokens training follows its own output (training-time test)."""
+
+    def identity(self) -> dict[str, Any]:
+        """What decides a trained drafter: the settings that its kind has."""
+        others = {"model": {"heads", "shared_head", "rollout_steps"}, "medusa": {"rollout_steps"}}
+        others["eagle"] = others["model"] - {"rollout_steps"}
+        return self.model_dump(mode="json", by_alias=True, exclude=others[self.kind])
 
 
 def build_drafter(
@@ -79,6 +93,8 @@ def build_drafter(
     """
     from evaluation.decoder.drafters import DraftModel
 
+    if config.kind != "model":
+        return _build_head(config, target, token_counts)
     source = _load_source(config, target, cache_dir, resolve_candidate)
     check_prunable(source.model, config.init.from_)
     head = source.model.get_output_embeddings().weight
@@ -91,6 +107,27 @@ def build_drafter(
         layers = config.init.layers
         model = prune(source.model, list(range(_depth(source.model))) if layers is None else layers, rows)
     model.generation_config = copy.deepcopy(target.model.generation_config)
+    cast_parameters(model, target.model.dtype)
+    return DraftModel(model.to(target.model.device).eval().requires_grad_(True), vocab)
+
+
+def _build_head(config: DraftConfig, target: Target, token_counts: Tensor) -> DraftModel:
+    """Medusa's or EAGLE's modules, begun with the target's weights; they own no embeddings."""
+    from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.eagle import start_eagle
+    from evaluation.decoder.heads import HeadModel
+    from evaluation.decoder.medusa import start_medusa
+
+    vocab = _draft_vocab(config, target, DraftModel(target.model), token_counts)
+    model: HeadModel
+    if config.kind == "medusa":
+        assert config.heads is not None
+        model = start_medusa(target.model, vocab, config.heads, shared_head=config.shared_head)
+    else:
+        assert config.rollout_steps is not None
+        check_prunable(target.model, target.name)
+        model = start_eagle(target.model, vocab, config.rollout_steps)
+    model.config.dtype = target.model.dtype
     cast_parameters(model, target.model.dtype)
     return DraftModel(model.to(target.model.device).eval().requires_grad_(True), vocab)
 

@@ -29,11 +29,13 @@ from data.errors import UserError
 from data.files import sync_tree, write_json
 from data.records import Batch, Samples, collate
 from distill.callbacks import HELD_OUT, Checks, Reporter
+from distill.head_loss import head_forward, head_inputs
 from distill.losses import LossName, TargetRows, chunked_loss
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
-from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
-from evaluation.acceptance import teacher_forced
+from distill.train import ACCEPTED, BatchPlan, Metric, Report, TrainConfig, best_check
+from evaluation.acceptance import accepted_drafts, by_position
 from evaluation.decoder.drafters import DraftModel
+from evaluation.decoder.heads import HeadModel
 from evaluation.signals import completion_states, target_signals
 
 _COMPLETE = "complete.json"  # the last file of a checkpoint
@@ -96,6 +98,8 @@ def set_trainable(model: PreTrainedModel) -> None:
     A frozen embedding is the target's for good: it needs no optimizer state and an export can share it.
     """
     model.requires_grad_(True)
+    if isinstance(model, HeadModel):  # its embeddings are the target's
+        return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.weight is not head.weight:
         embedding.requires_grad_(False)
@@ -152,7 +156,7 @@ class DistillTrainer(SFTTrainer):
         # The loss is computed inside forward, where DDP and FSDP see every parameter that takes part
         model.forward = MethodType(
             partial(
-                _loss_forward,
+                head_forward if isinstance(model, HeadModel) else _loss_forward,
                 name=run.config.loss.name,
                 eta=run.config.loss.eta,
                 temperature=run.temperature,
@@ -188,7 +192,10 @@ class DistillTrainer(SFTTrainer):
         """The summed loss over completion tokens, divided by their count over the whole step."""
         assert num_items_in_batch is not None and not return_outputs
         run = self.spec
-        if run.config.loss.name != "cross_entropy" and "hidden" not in inputs:
+        if isinstance(run.drafter.model, HeadModel):
+            need_signals = run.config.loss.name != "cross_entropy"
+            inputs |= head_inputs(run.target.model, run.drafter.model, inputs, run.temperature, need_signals)
+        elif run.config.loss.name != "cross_entropy" and "hidden" not in inputs:
             batch = Batch(inputs["input_ids"], inputs["attention_mask"], inputs["completion_mask"], None)
             told = target_signals(run.target.model, batch, run.temperature)
             inputs = {**inputs, "hidden": told.hidden, "logsumexp": told.logsumexp}
@@ -220,7 +227,7 @@ class DistillTrainer(SFTTrainer):
         run = self.spec
         cached = run.held_out.has_signals
         with self._autocast():
-            table = teacher_forced(
+            tables = by_position(
                 run.drafter,
                 run.target.model.get_output_embeddings().weight.detach(),
                 run.held_out,
@@ -229,8 +236,13 @@ class DistillTrainer(SFTTrainer):
                 signals=None
                 if cached
                 else partial(target_signals, run.target.model, temperature=run.temperature),
+                target=run.target.model,
             )
-        found = {"step": self.state.global_step, **table.means()}
+        found = {"step": self.state.global_step, **tables[0].means()}
+        if isinstance(run.drafter.model, HeadModel):
+            found[ACCEPTED] = accepted_drafts(tables, run.metric)
+            later = {f"{run.metric}_{number}": table for number, table in enumerate(tables[1:], start=2)}
+            found |= {name: table.means()[run.metric] for name, table in later.items()}
         self.state.log_history.append({"step": self.state.global_step, HELD_OUT: found})
         if best_check(self.checks(), run.metric) is found and self.is_world_process_zero():
             save_drafter(self._snapshot(), run.best, run.target.tokenizer)
@@ -313,7 +325,9 @@ class _Collator:
 
     def __init__(self, run: Run) -> None:
         self.samples, self.pad_id = run.train, run.target.pad_id
-        self.with_signals = run.config.signal == "hidden" and run.config.loss.name != "cross_entropy"
+        # Medusa's heads read the kept states also where the loss does not.
+        asked = run.config.loss.name != "cross_entropy" or isinstance(run.drafter.model, HeadModel)
+        self.with_signals = run.config.signal == "hidden" and asked
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         (row,) = rows

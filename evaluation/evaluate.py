@@ -70,6 +70,7 @@ def run(
     `before` is the drafter that training started from. `on_group` is called after every decoded group of
     prompts.
     """
+    from evaluation.decoder.kinds import kind_of, own_weights
 
     def measure(name: str, compute: Callable[[], Any]) -> Any:
         path = directory / f"{name}.json"
@@ -101,6 +102,8 @@ def run(
     replayed = measure("replay", lambda: evaluation.replay(after["matches"]))
     certificate = measure("certificate", lambda: evaluation.certificate(costs, rows))
     result = {
+        "kind": kind_of(evaluation.drafter.model.config),
+        "drafter_bytes": sum(weight.nbytes for weight in own_weights(evaluation.drafter, evaluation.model)),
         "machine": machine,
         "data_digest": data_digest,
         "serving": serving.model_dump(),
