@@ -154,10 +154,11 @@ def save_drafter(
 
 
 def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
-    """Read what `save_drafter` wrote, bit for bit, in evaluation mode; `UserError` when it is not such a
-    directory."""
+    """Read what `save_drafter` wrote, bit for bit, in evaluation mode, or a public checkpoint of Medusa or
+    EAGLE-3 heads; `UserError` when it is not such a directory."""
     from transformers import AutoConfig
 
+    from distill.head_layouts import from_public
     from evaluation.decoder.drafters import DraftModel
     from evaluation.decoder.kinds import kind_of
 
@@ -172,7 +173,12 @@ def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
     elif kind_of(config) == "model":
         return DraftModel(load_model(directory, "auto").eval().to(device), None)
     model = empty_model(config, head_rows=None if vocab is None else len(vocab))
-    missing, unexpected = model.load_state_dict(_read_weights(directory), strict=False)
+    weights = _read_weights(directory)
+    if kind_of(config) != "model":
+        weights, told = from_public(weights)
+        if told is not None:
+            vocab = read_vocab(told.tolist(), config.vocab_size, directory)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:
         raise UserError(
             f"The weights in {directory} do not fit its config.json: "

@@ -76,11 +76,13 @@ class EagleModel(HeadModel):
         for module in layer.modules():  # one config, so that its kind of attention can be set in one place
             if hasattr(module, "config"):
                 module.config = config
-        self.fc = nn.Linear(3 * config.target_hidden_size, config.hidden_size, bias=False)
+        theirs = getattr(config, "target_hidden_size", None) or config.hidden_size
+        self.fc = nn.Linear(3 * theirs, config.hidden_size, bias=False)
         self.midlayer = EagleLayer(layer)
         self.norm = skeleton.model.norm
         self.rotary_emb = skeleton.model.rotary_emb
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        rows = getattr(config, "draft_vocab_size", None) or config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, rows, bias=False)
         self.post_init()
 
     @property
@@ -274,7 +276,7 @@ class EagleDrafter(ModelDrafter):
 
     def timed_steps(self, batch_size: int, position: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
         runner, rows = self.runner, slice(0, batch_size)
-        width = runner.model.config.target_hidden_size * len(runner.model.feature_layers)
+        width = runner.model.fc.in_features
         features = torch.ones(batch_size, TIMED_WIDTH, width, dtype=runner.dtype, device=runner.device)
         ids = torch.full((batch_size, TIMED_WIDTH), 5, device=runner.device)
         at = torch.full((batch_size,), min(position, self.context - TIMED_WIDTH), device=runner.device)

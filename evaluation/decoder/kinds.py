@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from data.errors import UserError
 from evaluation.decoder.drafters import DraftModel, ModelDrafter
 from evaluation.decoder.eagle import LAYERS, EagleDrafter, EagleModel
 from evaluation.decoder.heads import HeadModel
@@ -22,16 +23,23 @@ def kind_of(config: Any) -> Kind:
     """The kind of a drafter with this config."""
     if isinstance(config, MedusaConfig):
         return "medusa"
-    return "eagle" if getattr(config, LAYERS, None) else "model"
+    public = any("Eagle3" in name for name in getattr(config, "architectures", None) or ())
+    return "eagle" if public or getattr(config, LAYERS, None) else "model"
 
 
 def head_model(config: Any) -> HeadModel:
     """A drafter of a kind that is a head on the target, with the weights of its modules' own start."""
-    return MedusaModel(config) if isinstance(config, MedusaConfig) else EagleModel(config)
+    if isinstance(config, MedusaConfig):
+        return MedusaModel(config)
+    if getattr(config, LAYERS, None) is None:
+        raise UserError(
+            f"The EAGLE drafter's config.json lacks {LAYERS}: name the target's three layers there."
+        )
+    return EagleModel(config)
 
 
 def own_weights(draft: DraftModel, target: PreTrainedModel) -> list[Tensor]:
-    """The weights that a drafter adds to its target's: all but an input embedding that is the target's own."""
+    """The weights that a drafter adds to its target's: all but embeddings that are the target's own."""
     theirs = target.get_input_embeddings().weight
     return [
         weight

@@ -30,7 +30,7 @@ class MedusaConfig(PreTrainedConfig):
     hidden_size: int = 0
     vocab_size: int = 0
     truncated_vocab_size: int = 0
-    """Rows of a head: those of a reduced draft vocabulary, else `vocab_size`."""
+    """Rows of a head: those of a reduced draft vocabulary, else as many as `vocab_size`."""
     num_heads: int = 0
     num_hidden_layers: int = 1
     """Residual blocks per head."""
@@ -42,11 +42,11 @@ AutoConfig.register("medusa", MedusaConfig, exist_ok=True)
 
 
 class ResidualBlock(nn.Module):
-    """h + SiLU(R h)."""
+    """h + SiLU(R h), as many times as there are layers."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(width, width, bias=False)])
+        self.layers = nn.ModuleList([nn.Linear(width, width, bias=False) for _ in range(depth)])
 
     def forward(self, hidden: Tensor) -> Tensor:
         for layer in self.layers:
@@ -61,8 +61,9 @@ class MedusaModel(HeadModel):
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
-        width, rows, count = config.hidden_size, config.truncated_vocab_size, config.num_heads
-        self.blocks = nn.ModuleList([ResidualBlock(width) for _ in range(count)])
+        width, count = config.hidden_size, config.num_heads
+        rows = config.truncated_vocab_size or config.vocab_size
+        self.blocks = nn.ModuleList([ResidualBlock(width, config.num_hidden_layers) for _ in range(count)])
         heads = 1 if config.shared_head else count
         self.lm_heads = nn.ModuleList([nn.Linear(width, rows, bias=False) for _ in range(heads)])
         self.post_init()
