@@ -46,7 +46,7 @@ def test_hub_recipes_are_pinned_and_sized(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama-8b-medusa", "llama-8b-eagle3"])
 def test_heads_for_hub_targets_are_sized_as_they_are_built(name: str) -> None:
-    """`estimate.draft_parameters` against the shapes of Llama-3.1-8B (width 4096, 8 key-value heads of 128)."""
+    """`estimate.draft_parameters` against Llama-3.1-8B: width 4096, 8 key-value heads of 128."""
     recipe = load_recipe(name)
     assert recipe.target.revision == "0e9e39f249a16976918f6564b8830bc894c89659"
     assert recipe.estimate is not None and recipe.estimate.gpu_hours > 0

@@ -1,7 +1,8 @@
 """`distill bench kinds`: drafters of several kinds for one target, trained on the same samples, in one race.
 
 Each recipe's trained drafter, n-gram look-up and plain decoding take turns on the same test prompts, batch
-size by batch size, over one target runner; costs are measured in the same run.
+size by batch size, over one target runner; costs are measured in the same run. Each drafter races with
+a fixed number of drafts, and as it would be served: stopping where by its own costs going on would not pay.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 BATCH_SIZES = (1, 4, 16)
 PROMPTS = 32
 NGRAM = "n-gram"
+STOPS = ", stops early"
 
 
 @dataclass
@@ -121,12 +123,21 @@ def race_kinds(
     first: Run, contestants: Sequence[Contestant], requests: Sequence[Request], size: int
 ) -> list[dict[str, Any]]:
     """One row per drafter and K at one batch size."""
+    from evaluation.cost_model import round_cost
     from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
     from evaluation.decoder.engine import Decoder
+    from evaluation.decoder.guard import Guard
     from evaluation.decoder.kinds import make_drafter
     from evaluation.decoder.runner import Runner
     from evaluation.decoder.sampling import SamplingOptions
-    from evaluation.speed import drafting, measure_costs, predict_speedup, race, speedup
+    from evaluation.speed import (
+        drafting,
+        measure_costs,
+        predict_speedup,
+        race,
+        speedup,
+        stop_threshold,
+    )
 
     serving, seed = first.recipe.serving, first.recipe.seed
     options = SamplingOptions(serving.temperature, serving.top_p)
@@ -136,14 +147,24 @@ def race_kinds(
     settings: dict[str, Any] = {"eos_ids": first.target.eos_ids, "options": options}
     decoders = {"plain": Decoder(runner, **settings)}
     about: dict[str, tuple[Contestant | None, int, dict[str, Any] | None]] = {}
+    argmax = serving.draft_sampling == "argmax"
     for each in contestants:
-        argmax = serving.draft_sampling == "argmax"
         drafter: ModelDrafter = make_drafter(each.drafter, runner, options, argmax=argmax, int8=True)
         costs = measure_costs(runner, drafter, range(1, max(each.counts) + 1), size)
         for count in each.counts:
             name = f"{each.recipe} {count}"
             decoders[name] = Decoder(runner, drafter=drafter, num_speculative_tokens=count, **settings)
             about[name] = (each, count, costs)
+        stopping: ModelDrafter = make_drafter(
+            each.drafter, runner, options, argmax=argmax, stop_below=stop_threshold(costs), int8=True
+        )
+        most = max(each.counts)
+        guard = Guard([round_cost(costs, drafts) for drafts in range(most + 1)])
+        name = f"{each.recipe}{STOPS}"
+        decoders[name] = Decoder(
+            runner, drafter=stopping, num_speculative_tokens=most, guard=guard, **settings
+        )
+        about[name] = (each, most, costs)
     fewest = min(count for each in contestants for count in each.counts)
     decoders[NGRAM] = Decoder(runner, drafter=NgramDrafter(), num_speculative_tokens=fewest, **settings)
     about[NGRAM] = (None, fewest, None)
@@ -160,6 +181,7 @@ def race_kinds(
                 "kind": contestant.kind if contestant else NGRAM,
                 "batch_size": size,
                 "num_speculative_tokens": count,
+                "stops_early": name.endswith(STOPS),
                 "conditional_acceptance": drafts["conditional_acceptance"],
                 "tokens_per_target_call": drafts["tokens_per_target_call"],
                 "first_cost_ratio": costs["first_draft_step_ms"] / costs["target_step_ms"] if costs else None,
@@ -211,7 +233,8 @@ def _line(row: dict[str, Any]) -> str:
     tokens, gain = row["tokens_per_target_call"], row["speedup"]
     by_position = " ".join(_number(value) for value in row["conditional_acceptance"])
     return (
-        f"| {row['recipe'] or row['kind']} | {row['num_speculative_tokens']} | {by_position} | "
+        f"| {row['recipe'] or row['kind']} | {'up to ' * row['stops_early']}{row['num_speculative_tokens']} | "
+        f"{by_position} | "
         f"{tokens['mean']:.2f} [{tokens['low']:.2f}, {tokens['high']:.2f}] | "
         f"{_number(row['first_cost_ratio'])} | {_number(row['cost_ratio'])} | "
         f"{_number(row['predicted_speedup'])} | "

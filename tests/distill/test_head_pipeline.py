@@ -71,13 +71,15 @@ def test_kinds_race_side_by_side(
     monkeypatch.setattr(bench, "BATCH_SIZES", (1, 2))
     monkeypatch.setattr(bench, "PROMPTS", 4)
     found = bench.bench_kinds([recipe_of(kind) for kind in DRAFTS], runs, quiet)
-    assert [(row["kind"], row["batch_size"]) for row in found["rows"]] == [
-        (kind, size) for size in (1, 2) for kind in ("medusa", "eagle", "n-gram")
+    assert [(row["kind"], row["stops_early"], row["batch_size"]) for row in found["rows"]] == [
+        (kind, early, size)
+        for size in (1, 2)
+        for kind, early in [(kind, early) for kind in DRAFTS for early in (False, True)] + [("n-gram", False)]
     ]
     for row in found["rows"]:
         assert row["speedup"]["low"] <= row["speedup"]["mean"] <= row["speedup"]["high"]
         assert (row["kind"] == "n-gram") == (row["training_minutes"] == 0)
-    medusa, eagle, _ = found["rows"][:3]
+    medusa, _, eagle, *_ = found["rows"]
     assert medusa["cost_ratio"] < 0.01 * medusa["first_cost_ratio"]  # all its drafts come at once
     assert eagle["cost_ratio"] > 0.05 * eagle["first_cost_ratio"]
     page = bench.report(found)
