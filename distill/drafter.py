@@ -200,16 +200,25 @@ def _load_source(
 
 def read_drafter(path: Path, name: str, target: Target) -> DraftModel:
     """The drafter, or the model of the target's family, in a local directory; `name` stands in messages."""
-    from evaluation.decoder.drafters import DraftModel
+    from transformers import AutoConfig
 
+    from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.kinds import kind_of
+
+    heads = kind_of(AutoConfig.from_pretrained(path, trust_remote_code=False)) != "model"
     if (path / COMPACT).is_file():
         source = read_compact(path, target)
-    elif (path / "draft_vocab.json").is_file():
+    elif heads or (path / "draft_vocab.json").is_file():
         source = load_drafter(path, target.model.device)
     else:
         _check_same_tokenizer(path, name, target)
         source = DraftModel(load_model(path, target.model.dtype).to(target.model.device), None)
     _check_same_vocabulary_size(source.model, name, target)
+    if heads and source.model.config.hidden_size != target.model.config.hidden_size:
+        raise UserError(
+            f"{name} holds heads for a target of width {source.model.config.hidden_size}, and this one has "
+            f"{target.model.config.hidden_size}: heads draft for the target that they were trained on."
+        )
     return source
 
 

@@ -233,7 +233,8 @@ def _line(row: dict[str, Any]) -> str:
     tokens, gain = row["tokens_per_target_call"], row["speedup"]
     by_position = " ".join(_number(value) for value in row["conditional_acceptance"])
     return (
-        f"| {row['recipe'] or row['kind']} | {'up to ' * row['stops_early']}{row['num_speculative_tokens']} | "
+        f"| {row['recipe'] or row['kind']} | "
+        f"{'up to ' * row['stops_early']}{row['num_speculative_tokens']} | "
         f"{by_position} | "
         f"{tokens['mean']:.2f} [{tokens['low']:.2f}, {tokens['high']:.2f}] | "
         f"{_number(row['first_cost_ratio'])} | {_number(row['cost_ratio'])} | "

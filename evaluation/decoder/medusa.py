@@ -2,7 +2,8 @@
 
 Head k of state h gives softmax(W_k (h + SiLU(R_k h))), with R_k starting at zero and W_k at the target's head
 (Cai et al. 2024, arXiv 2401.10774). A head sees no drafted token, not even the one that the target has just
-emitted: that makes it cheap, and the later heads weak.
+emitted: that makes it cheap, and the later heads weak. Its "typical acceptance" changes the output's law and
+is not offered: drafts are judged by the rules that all kinds share.
 
 Shapes: B rows, n heads, H hidden size, Vd rows of a head.
 """

@@ -3,6 +3,8 @@ end, and the kinds side by side."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -86,9 +88,18 @@ def test_kinds_race_side_by_side(
     assert page.count("| n-gram |") == 2 and "Batch 2" in page
 
 
-def test_drafters_of_other_samples_do_not_race(results: dict[str, Result], runs: Path) -> None:
+def test_only_trained_drafters_on_the_same_samples_race(results: dict[str, Result], runs: Path) -> None:
     with pytest.raises(UserError, match="no trained drafter"):
         bench.bench_kinds([recipe_of("medusa"), recipe_of("model")], runs, quiet)
+
+    def trained(name: str, content: str) -> Any:
+        stage = SimpleNamespace(manifest=lambda: {}, content=lambda: content)
+        recipe = SimpleNamespace(name=name, serving=recipe_of("medusa").serving)
+        return SimpleNamespace(recipe=recipe, stages={"train": stage, "sample": stage})
+
+    bench.check_comparable([trained("a", "1"), trained("b", "1")])
+    with pytest.raises(UserError, match="a and b differ in their samples"):
+        bench.check_comparable([trained("a", "1"), trained("b", "2")])
 
 
 def test_a_public_checkpoint_says_whose_it_is(results: dict[str, Result]) -> None:
