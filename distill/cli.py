@@ -83,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in STAGE_COMMANDS.items():
         command = _recipe_command(commands, name, text)
         command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
+        command.add_argument(
+            "--accelerate",
+            default="single",
+            metavar="NAME",
+            help="sample and train in the processes of recipes/accelerate/NAME.yaml or a .yaml file (single)",
+        )
         if name == "evaluate":
             command.add_argument(
                 "--require",
@@ -107,10 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
-    text = "measure our decoder beside that of peers, or trained drafters of several kinds beside each other"
+    text = "measure our speed beside that of peers, or trained drafters of several kinds beside each other"
     bench = commands.add_parser("bench", allow_abbrev=False, help=text, description=text)
-    bench.add_argument("what", choices=["decoder", "kinds"])
-    bench.add_argument("recipe", nargs="*", default=[], help="whose trained pair (decoder: smollm2-135m)")
+    bench.add_argument("what", choices=["decoder", "training", "kinds"])
+    bench.add_argument(
+        "recipe", nargs="*", help="decoder: whose trained pair (smollm2-135m); kinds: those to compare"
+    )
     bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
@@ -203,15 +211,17 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def _run_stages(options: argparse.Namespace, stage: str) -> "Result":
     from distill.preflight import check
+    from distill.processes import read_processes
     from distill.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.set)
+    processes = read_processes(getattr(options, "accelerate", "single"))
     findings = check(recipe, runs_folder())
     findings.raise_if_blocked()
 
     from distill.pipeline import run
 
-    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say)
+    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say, processes=processes)
 
 
 def _report(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -246,10 +256,14 @@ def _promote(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _preflight(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.cost_estimate import estimate
     from distill.preflight import check
     from distill.recipe import load_recipe
 
-    findings = check(load_recipe(options.recipe, options.set), runs_folder())
+    recipe = load_recipe(options.recipe, options.set)
+    findings = check(recipe, runs_folder())
+    if not findings.blocked:
+        findings.items.append(estimate(recipe, runs_folder() / "cache"))
     if not options.json:
         print(findings.text())
     return findings.to_json(), 2 if findings.blocked else 0
@@ -291,6 +305,15 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from distill.recipe import load_recipe
 
+    if options.what == "training":
+        from distill.bench import training
+
+        if options.recipe:
+            raise UserError("bench training compares random models of set sizes: leave the recipe out")
+        answer = training.bench(_say)
+        if not options.json:
+            print(training.report(answer))
+        return answer, 0
     if options.what == "kinds":
         from distill.bench import kinds
 

@@ -21,12 +21,16 @@ from evaluation.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from data.records import Samples
     from distill.models import Target
+    from distill.processes import Processes
     from distill.tracking import Tracker
     from evaluation.decoder.drafters import DraftModel
+
+IMPORTANCE_TEXTS = 16
+"""Samples of the select split that the importance of layers and dimensions is measured on."""
 
 
 @dataclass
@@ -40,6 +44,8 @@ class Run:
     say: Say
     stack: ExitStack
     """Closed when the run ends, with the error that ended it."""
+    processes: "Processes | None" = None
+    """Those that share sampling and training; None where this process does all."""
 
     @property
     def cache(self) -> Path:
@@ -48,13 +54,14 @@ class Run:
 
     @property
     def signal_temperature(self) -> float:
-        """The temperature of the kept signals and of the loss: the serving one, and 1 where that is 0."""
-        return self.recipe.serving.temperature or 1.0
+        """The temperature of the kept signals, of the loss and of its held-out checks: the serving one, and 1
+        where that is 0, unless the recipe names another."""
+        return self.recipe.train.temperature or self.recipe.serving.temperature or 1.0
 
     @property
     def kept_signal_temperature(self) -> float | None:
         """The temperature of the signals that sampling keeps; None where training asks the target itself."""
-        return self.signal_temperature if self.recipe.train.signal == "hidden" else None
+        return None if self.recipe.train.signal == "live" else self.signal_temperature
 
     @property
     def metric(self) -> Literal["greedy", "sampled", "argmax"]:
@@ -75,7 +82,7 @@ class Run:
         from distill.tracking import Tracker
 
         recipe = self.recipe
-        tracker = Tracker.start(recipe.resolved(), recipe.name, recipe.target.model, self.runs_dir)
+        tracker = Tracker.start(recipe.resolved(), recipe.name, recipe.target.name, self.runs_dir)
         return self.stack.enter_context(tracker)
 
     @cached_property
@@ -94,6 +101,15 @@ class Run:
     def target(self) -> "Target":
         """The loaded target."""
         return load_target(self.recipe.target, self.cache, self.device)
+
+    def full_target(self) -> "PreTrainedModel":
+        """The target without quantisation, loaded anew at each call."""
+        import torch
+
+        from distill.models import load_model
+
+        model = load_model(self.target_folder, getattr(torch, self.recipe.target.dtype))
+        return model.requires_grad_(False).eval().to(self.device)
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -148,6 +164,12 @@ class Run:
             "max_prompt_tokens": recipe.data.max_prompt_tokens,
             "signal_temperature": self.kept_signal_temperature,
         }
+        if recipe.train.signal == "hidden_half":
+            sampled["signal"] = "float16"
+        if recipe.train.signal == "topk":
+            sampled["signal"] = recipe.train.top_k
+        if recipe.target.quantization != "none":
+            sampled["quantization"] = recipe.target.quantization
         read = {"target": model_digest(self.target_folder), "prompts": prompts_digest(prompts)}
         if self.sampling_drafter_folder is not None:
             read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)
@@ -155,7 +177,7 @@ class Run:
         trained = {
             "seed": recipe.seed,
             "draft": recipe.draft.identity(),
-            "train": part["train"],
+            "train": recipe.train.identity(),
             "metric": self.metric,
         }
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
@@ -178,7 +200,8 @@ class Run:
 
         ids = self.target.model.get_input_embeddings().weight.shape[0]
         counts = token_counts(self.samples.where(split="train"), ids)
-        return build_drafter(self.recipe.draft, self.target, counts, self.cache, self.candidate)
+        texts = [record.input_ids for record in self.samples.where(split="select")[:IMPORTANCE_TEXTS]]
+        return build_drafter(self.recipe.draft, self.target, counts, self.cache, self.candidate, texts)
 
     def candidate(self, reference: str) -> Path:
         """The folder of a candidate registered in MLflow."""

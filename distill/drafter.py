@@ -9,9 +9,9 @@ starts, by `draft.init.from`:
 - `shipped:NAME` and `models:/NAME@ALIAS`: a drafter that comes with the project (`distill.compact`), or a
   registered candidate; already distilled, with the draft vocabulary it was trained on.
 
-The draft vocabulary (`draft.vocab_size`): a candidate that already has exactly that many head rows keeps its
-own vocabulary. Everything else gets the most frequent ids of the target's outputs, each row copied from the
-source's own head where it has that id, and from the target's head where it has not (same hidden size only).
+The draft vocabulary (`draft.vocab_size`): the most frequent ids of the samples; what room is left goes to ids
+that the start covers already. Each row is copied from the start's own head where it has that id, and from the
+target's head where it has not (same hidden size only).
 
 Every drafter that is built here has an untied head, so that its input embedding can stay frozen: a drafter
 pruned from the target shares the target's embedding, in memory and in an export. Only a family member taken
@@ -21,7 +21,7 @@ whole with a tied head stays tied, and its embedding is trained with its head.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.heads import HeadModel
 
 _REGISTERED_PREFIX = "models:/"
 
@@ -49,7 +50,20 @@ class InitConfig(BaseModel):
     from_: str = Field(default="target", alias="from")
     """`target`, a hub id or path of a family member, `shipped:NAME`, or `models:/NAME@ALIAS`."""
     layers: list[int] | None = None
-    """Which layers to keep, in order, counted from 0; required for `target`, all where left out otherwise."""
+    """Which layers to keep, in order, counted from 0. For `target`, this or `layer_count`; all where both are
+    left out otherwise."""
+    layer_count: int | None = Field(default=None, gt=0)
+    """How many layers to keep, chosen by `choose_by`."""
+    choose_by: Literal["even", "importance"] = "even"
+    """`even`: evenly spaced, first and last among them; `importance`: those that change the residual stream
+    most on texts of the select split."""
+    width: int | None = Field(default=None, gt=0)
+    """Hidden size, where narrower than the source: the most active dimensions and neurons are kept."""
+
+    @property
+    def cuts(self) -> bool:
+        """Is the drafter cut out of its source, so that it accepts nothing before it is trained?"""
+        return any(option is not None for option in (self.layers, self.layer_count, self.width))
 
 
 class DraftConfig(BaseModel):
@@ -72,10 +86,17 @@ class DraftConfig(BaseModel):
     """`eagle` only: for how many drafted tokens training follows its own output (training-time test)."""
 
     def identity(self) -> dict[str, Any]:
-        """What decides a trained drafter: the settings that its kind has."""
-        others = {"model": {"heads", "shared_head", "rollout_steps"}, "medusa": {"rollout_steps"}}
-        others["eagle"] = others["model"] - {"rollout_steps"}
-        return self.model_dump(mode="json", by_alias=True, exclude=others[self.kind])
+        """What decides the drafter, for a stage's key: options that are not in use are no part of it."""
+        init = self.init
+        unused = {name for name in ("layer_count", "width") if getattr(init, name) is None}
+        if init.layer_count is None:
+            unused.add("choose_by")
+        others: dict[str, Any] = {"heads": True, "shared_head": True, "rollout_steps": True}
+        if self.kind == "medusa":
+            others = {"rollout_steps": True}
+        elif self.kind == "eagle":
+            del others["rollout_steps"]
+        return self.model_dump(mode="json", by_alias=True, exclude={"init": unused, **others})
 
 
 def build_drafter(
@@ -84,12 +105,14 @@ def build_drafter(
     token_counts: Tensor,
     cache_dir: Path,
     resolve_candidate: Callable[[str], Path],
+    texts: Sequence[Sequence[int]] = (),
 ) -> DraftModel:
     """The drafter to train, on the target's device and in the target's dtype.
 
     Args: `token_counts` int64 [V], the target's own tokens in the training samples (for the draft
-    vocabulary); `resolve_candidate` turns `models:/NAME@ALIAS` into a local directory. Raises `UserError`
-    where the recipe's choice does not fit the target.
+    vocabulary); `resolve_candidate` turns `models:/NAME@ALIAS` into a local directory; `texts`, token ids of
+    a few samples, are what importance is measured on. Raises `UserError` where the recipe's choice does not
+    fit the target.
     """
     from evaluation.decoder.drafters import DraftModel
 
@@ -99,13 +122,12 @@ def build_drafter(
     check_prunable(source.model, config.init.from_)
     head = source.model.get_output_embeddings().weight
     vocab = _draft_vocab(config, target, source, token_counts)
-    kept_whole = config.init.layers is None and _same_vocab(vocab, source.vocab)
-    if kept_whole:
+    init = config.init
+    if not init.cuts and _same_vocab(vocab, source.vocab):
         model = source.model
     else:
         rows = head if _same_vocab(vocab, source.vocab) else _head_rows(vocab, source, target)
-        layers = config.init.layers
-        model = prune(source.model, list(range(_depth(source.model))) if layers is None else layers, rows)
+        model = _cut(source.model, init, rows, texts)
     model.generation_config = copy.deepcopy(target.model.generation_config)
     cast_parameters(model, target.model.dtype)
     return DraftModel(model.to(target.model.device).eval().requires_grad_(True), vocab)
@@ -114,22 +136,51 @@ def build_drafter(
 def _build_head(config: DraftConfig, target: Target, token_counts: Tensor) -> DraftModel:
     """Medusa's or EAGLE's modules, begun with the target's weights; they own no embeddings."""
     from evaluation.decoder.drafters import DraftModel
+
+    check_plain_head(target.model, target.name)
+    if config.kind == "eagle":
+        check_prunable(target.model, target.name)
+    vocab = _draft_vocab(config, target, DraftModel(target.model), token_counts)
+    return DraftModel(start_head(config, target.model, vocab), vocab)
+
+
+def start_head(config: DraftConfig, target: PreTrainedModel, vocab: Tensor | None) -> HeadModel:
+    """The modules of a Medusa or EAGLE drafter of `target`, on its device and in its dtype."""
     from evaluation.decoder.eagle import start_eagle
-    from evaluation.decoder.heads import HeadModel
     from evaluation.decoder.medusa import start_medusa
 
-    vocab = _draft_vocab(config, target, DraftModel(target.model), token_counts)
     model: HeadModel
     if config.kind == "medusa":
         assert config.heads is not None
-        model = start_medusa(target.model, vocab, config.heads, shared_head=config.shared_head)
+        model = start_medusa(target, vocab, config.heads, shared_head=config.shared_head)
     else:
         assert config.rollout_steps is not None
-        check_prunable(target.model, target.name)
-        model = start_eagle(target.model, vocab, config.rollout_steps)
-    model.config.dtype = target.model.dtype
-    cast_parameters(model, target.model.dtype)
-    return DraftModel(model.to(target.model.device).eval().requires_grad_(True), vocab)
+        model = start_eagle(target, vocab, config.rollout_steps)
+    model.config.dtype = target.dtype
+    cast_parameters(model, target.dtype)
+    head: HeadModel = model.to(target.device).eval().requires_grad_(True)
+    return head
+
+
+def _cut(
+    source: PreTrainedModel, init: InitConfig, head_rows_VH: Tensor, texts: Sequence[Sequence[int]]
+) -> PreTrainedModel:
+    """The chosen layers of a model, as wide as asked for."""
+    from distill.shape import even_layers, important_layers, measure_activity, narrow
+
+    depth, count = _depth(source), init.layer_count
+    if count is not None and count > depth:
+        raise UserError(f"draft.init.layer_count is {count}, but the source has {depth} layers.")
+    by_importance = count is not None and init.choose_by == "importance"
+    activity = measure_activity(source, texts) if by_importance or init.width is not None else None
+    if count is None:
+        layers = list(range(depth)) if init.layers is None else init.layers
+    elif activity is not None and by_importance:
+        layers = important_layers(activity.change_L, count)
+    else:
+        layers = even_layers(depth, count)
+    model = prune(source, layers, head_rows_VH)
+    return model if activity is None or init.width is None else narrow(model, init.width, activity, layers)
 
 
 def prune(source: PreTrainedModel, layers: list[int], head_rows_VH: Tensor) -> PreTrainedModel:
@@ -141,12 +192,7 @@ def prune(source: PreTrainedModel, layers: list[int], head_rows_VH: Tensor) -> P
             f"draft.init.layers must name layers of the source in rising order, from 0 to {depth - 1}; "
             f"it is {layers}."
         )
-    config = copy.deepcopy(source.config)
-    for key, value in list(vars(config).items()):
-        if "layer" in key and isinstance(value, list) and len(value) == depth:  # layer_types and its like
-            setattr(config, key, [value[layer] for layer in layers])
-    config.num_hidden_layers = len(layers)
-    config.tie_word_embeddings = False
+    config = pruned_config(source.config, layers)
     model = empty_model(config, head_rows=len(head_rows_VH))
     weights = {}
     for name, value in source.state_dict().items():
@@ -158,6 +204,17 @@ def prune(source: PreTrainedModel, layers: list[int], head_rows_VH: Tensor) -> P
             weights[name] = value
     model.load_state_dict({**weights, "lm_head.weight": head_rows_VH})
     return model
+
+
+def pruned_config(source: Any, layers: Sequence[int]) -> Any:
+    """The config of a model with these layers of `source` alone, and an untied head."""
+    config = copy.deepcopy(source)
+    for key, value in list(vars(config).items()):
+        if "layer" in key and isinstance(value, list) and len(value) == source.num_hidden_layers:
+            setattr(config, key, [value[layer] for layer in layers])  # layer_types and its like
+    config.num_hidden_layers = len(layers)
+    config.tie_word_embeddings = False
+    return config
 
 
 def check_prunable(model: PreTrainedModel, name: str) -> None:
@@ -188,9 +245,12 @@ def _load_source(
 
     name = config.init.from_
     if name == "target":
-        if config.init.layers is None:
+        if config.init.layers is None and config.init.layer_count is None:
             raise UserError("draft.init.layers is missing: name the target's layers that the drafter keeps.")
-        return DraftModel(target.model, None)
+        if not target.quantized:
+            return DraftModel(target.model, None)
+        assert target.folder is not None
+        return DraftModel(load_model(target.folder, target.model.dtype).to(target.model.device), None)
     if name.startswith(_REGISTERED_PREFIX):
         source = load_drafter(resolve_candidate(name), target.model.device)
         _check_same_vocabulary_size(source.model, name, target)
@@ -254,10 +314,14 @@ def _draft_vocab(
 
     if config.vocab_size is None:
         return None
-    if source.vocab is not None and len(source.vocab) == config.vocab_size:
+    own_rows_only = source.model.config.hidden_size != target.model.config.hidden_size
+    if source.vocab is not None and len(source.vocab) == config.vocab_size and own_rows_only:
         return source.vocab
     always = {*target.eos_ids, target.pad_id, *target.tokenizer.all_special_ids}
-    vocab = choose_draft_vocab(token_counts, config.vocab_size, always)
+    counts = 2 * token_counts.cpu()  # so that an id of the start outranks only those that the samples lack
+    if source.vocab is not None:
+        counts[source.vocab.cpu()] += 1
+    vocab = choose_draft_vocab(counts, config.vocab_size, always)
     return None if len(vocab) == len(token_counts) else vocab.to(target.model.device)
 
 

@@ -37,10 +37,12 @@ def _text_config(folder: Path) -> Any:
 
 def _layers(recipe: Recipe, depth: int) -> list[str]:
     init = recipe.draft.init
+    source = "the target" if init.from_ == "target" else init.from_
+    if init.layer_count is not None and init.layer_count > depth:
+        return [f"draft.init.layer_count is {init.layer_count}, but {source} has {depth} layers."]
     absent = [layer for layer in init.layers or [] if layer >= depth]
     if not absent:
         return []
-    source = "the target" if init.from_ == "target" else init.from_
     return [f"draft.init.layers names layer {absent[0]}, but {source} has layers 0 to {depth - 1}."]
 
 

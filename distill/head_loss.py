@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.losses import LossName, TargetRows, chunked_loss
+from distill.chunked import chunked_loss
+from distill.heads import TargetRows
+from distill.loss_config import LossName
 from evaluation.decoder.heads import HeadModel, Text, cached_text, drafts, read_text
 from evaluation.signals import signals_of_states
 
@@ -51,6 +54,7 @@ def head_forward(
     *,
     name: LossName,
     eta: float,
+    beta: float,
     temperature: float,
     target_head: Tensor,
     rows: Tensor | None,
@@ -70,10 +74,13 @@ def head_forward(
     """
     labels = input_ids[:, 1:][completion_mask[:, 1:]]
     labels = labels if rows is None else rows[labels]
-    total, weights, overlap = embeddings.new_zeros(()), 0.0, None
+    # Every parameter takes part, as DDP expects, also those of positions that this batch does not reach.
+    nothing = 0 * sum(weight.sum() for weight in model.parameters())
+    total, weights = nothing, 0.0
+    overlap: Tensor | None = torch.zeros((), device=features.device)
     for step, drafted in enumerate(drafts(model, Text(embeddings, features, known), completion_mask)):
-        if step and not len(drafted.states):
-            break  # no answer of this batch is so long
+        if not len(drafted.states):
+            break  # no answer of this batch is so long, or it has none
         kept = drafted.kept
         told = None
         if name != "cross_entropy":
@@ -87,8 +94,9 @@ def head_forward(
             labels_N=labels[kept],
             temperature=temperature,
             eta=eta,
+            beta=beta,
         )
         weight = POSITION_DECAY**step
         total, weights = total + weight * sums.loss, weights + weight
         overlap = sums.acceptance if step == 0 else overlap
-    return total / weights, overlap
+    return total / max(weights, 1.0), overlap

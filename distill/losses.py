@@ -1,7 +1,6 @@
-"""Distillation losses: what each minimises, and a chunked form that goes from hidden states to gradients.
+"""The menu of distillation losses: what each minimises, where it comes from, what it does for acceptance.
 
-Shape legend: N completion tokens; V ids of the draft vocabulary; H width of the draft's hidden states; T
-width of the target's hidden states.
+Shape legend: N completion tokens; V ids of the draft vocabulary.
 
 Every loss is taken at one position over the draft vocabulary. The draft's distribution q there is a softmax
 over those V ids. The target's p is *true*: normalised over the target's full vocabulary, so that with a
@@ -9,25 +8,43 @@ reduced draft vocabulary its V entries sum to the covered mass m <= 1. The mass 
 and counts as rejected. Acceptance of a sampled draft is alpha = sum min(p, q) (Leviathan et al. 2023, arXiv
 2211.17192).
 
-The temperature divides both models' logits before the softmax; `target_log_probs` are at that temperature
-already.
+Arguments, everywhere: `draft_logits_NV`, already divided by the temperature, and true
+`target_log_probs_NV` at that same temperature, -inf allowed; both float32 or float64. The result is the loss
+per token, [N], differentiable in the draft's logits. Gradients below are in those logits, with
+s = sum of q where q < p. `distill.chunked` applies a loss to hidden states without an [N, V] tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-LossName = Literal["forward_kl", "tvd", "lk_hybrid", "cross_entropy"]
+from distill.loss_config import LossName
 
-# Elements of one [rows, V] block, of which about four live at once: 64 MiB each in float32 on a CPU, where
-# 128 rows and more run equally fast; an accelerator wants longer blocks for a large vocabulary.
-_BLOCK_ELEMENTS_CPU = 1 << 24
-_BLOCK_ELEMENTS_ACCELERATOR = 1 << 26
+Divergence = Callable[[Tensor, Tensor], Tensor]
+
+_LOG_FLOOR = -1000.0
+"""log p below this counts as this, where p = 0 would make a loss infinite."""
+_SIGMA_FLOOR = 1e-6
+
+
+def divergence(name: LossName, *, eta: float = 3.0, beta: float = 0.5) -> Divergence:
+    """The loss of that name, of (draft logits, target log-probabilities); `cross_entropy`, which takes labels
+    instead, is none."""
+    menu: dict[str, Divergence] = {
+        "forward_kl": forward_kl,
+        "reverse_kl": reverse_kl,
+        "jsd": partial(jsd, beta=beta),
+        "tvd": tvd,
+        "tvd_pp": tvd_pp,
+        "neg_log_acceptance": neg_log_acceptance,
+        "lk_hybrid": partial(lk_hybrid, eta=eta),
+        "argmax": argmax,
+    }
+    return menu[name]
 
 
 def forward_kl(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
@@ -35,13 +52,10 @@ def forward_kl(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
 
         KL = sum_v p_v (log p_v - log q_v) - m log m = m * KL(p / m || q),    m = sum_v p_v
 
-    At least 0, and 0 only where q is proportional to p. The gradient in the logits is `m q - p`: a position
-    whose mass lies outside the draft vocabulary, where nothing can be accepted, pulls little. Relation to
-    acceptance (m = 1): alpha >= 1 - sqrt(KL / 2) by Pinsker's inequality. Source: DistillSpec (Zhou et al.
-    2023, arXiv 2310.08461), which found it among the best choices for most tasks; the weight m is ours.
-
-    Args: `draft_logits_NV` (already divided by the temperature) and true `target_log_probs_NV`, float32 or
-    float64; -inf is allowed in the latter.
+    At least 0, and 0 only where q is proportional to p. Gradient: `m q - p`; a position whose mass lies
+    outside the draft vocabulary, where nothing can be accepted, pulls little. Relation to acceptance (m = 1):
+    alpha >= 1 - sqrt(KL / 2) by Pinsker's inequality. Source: DistillSpec (Zhou et al. 2023, arXiv
+    2310.08461), which found it among the best choices for most tasks; the weight m is ours.
     """
     target_probs_NV = target_log_probs_NV.exp()
     mass_N = target_probs_NV.sum(-1)
@@ -53,13 +67,45 @@ def forward_kl(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
     )
 
 
+def reverse_kl(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
+    """Reverse KL divergence per token, [N]: `sum_v q_v (log q_v - log p_v)`.
+
+    At least -log m. Gradient: `q (log q - log p - reverse KL)`. It draws the draft to the target's modes and
+    lets go of its tail, which is what an argmax draft needs; acceptance is bounded as by forward KL,
+    alpha >= 1 - sqrt(KL(q || p) / 2). Source: DistillSpec (arXiv 2310.08461), best for GSM8K at temperature
+    1; GKD (Agarwal et al. 2023, arXiv 2306.13649) at beta 1.
+    """
+    log_draft_NV = torch.log_softmax(draft_logits_NV, dim=-1)
+    return (log_draft_NV.exp() * (log_draft_NV - _floored(target_log_probs_NV))).sum(-1)
+
+
+def jsd(draft_logits_NV: Tensor, target_log_probs_NV: Tensor, beta: float = 0.5) -> Tensor:
+    """Generalised Jensen-Shannon divergence per token, [N], with the uncovered mass as one more id that the
+    draft never gives.
+
+        JSD = beta KL(p || r) + (1 - beta) KL(q || r),    r = beta p + (1 - beta) q,    0 < beta < 1
+
+    Gradient: `(1 - beta) q (log(q / r) - E_q[log(q / r)])`. JSD / beta tends to forward KL as beta -> 0 and
+    JSD / (1 - beta) to reverse KL as beta -> 1. Bounded, and at beta 1/2 at least half of TVD squared, so
+    alpha >= 1 - sqrt(2 JSD). Source: GKD (arXiv 2306.13649), whose beta it is; DistillSpec (arXiv
+    2310.08461), best for summaries at temperature 0.
+    """
+    log_draft_NV, probs_NV = torch.log_softmax(draft_logits_NV, dim=-1), target_log_probs_NV.exp()
+    log_beta = probs_NV.new_tensor(beta).log()
+    log_mix_NV = torch.logaddexp(target_log_probs_NV + log_beta, log_draft_NV + torch.log1p(-log_beta.exp()))
+    outside_N = -(1 - probs_NV.sum(-1)) * log_beta  # r is beta p there
+    of_target_N = (torch.special.xlogy(probs_NV, probs_NV) - probs_NV * log_mix_NV).sum(-1) + outside_N
+    of_draft_N = (log_draft_NV.exp() * (log_draft_NV - log_mix_NV)).sum(-1)
+    return beta * of_target_N + (1 - beta) * of_draft_N
+
+
 def tvd(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
     """Total variation distance per token, [N]: `1 - sum_v min(p_v, q_v) = 1 - alpha`, between 0 and 1.
 
-    It *is* the rejection probability of a sampled draft, uncovered mass included. The gradient in the logits
-    is `-q (1[q < p] - s)` with `s = sum of q where q < p`; it vanishes for a draft that puts no mass near the
-    target's, so it suits drafters that already are close. Source: DistillSpec (arXiv 2310.08461); gradient as
-    in LK losses (Samarin et al. 2026, arXiv 2602.23881). Arguments as in `forward_kl`.
+    It *is* the rejection probability of a sampled draft, uncovered mass included. Gradient:
+    `-q (1[q < p] - s)`; it vanishes for a draft that puts no mass near the target's, so it suits drafters
+    that already are close. Source: DistillSpec (arXiv 2310.08461); gradient as in LK losses (Samarin et al.
+    2026, arXiv 2602.23881).
     """
     target_probs_NV = target_log_probs_NV.exp()
     draft_probs_NV = torch.softmax(draft_logits_NV, dim=-1)
@@ -69,16 +115,58 @@ def tvd(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
     return 1 - overlap_NV.sum(-1)
 
 
+def tvd_pp(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
+    """TVD++ per token, [N]: the value of `tvd`, the gradient of a policy gradient with normalised advantage.
+
+    TVD's gradient is `-E_q[r grad log q]` with the reward `r = 1[q < p]`. Here r becomes
+    `(r - mu) / sigma` with the mean mu = s and the deviation sigma = sqrt(s (1 - s)) of r under q at this
+    position, so the gradient is `-q (1[q < p] - s) / sigma`: it falls with the root of the draft's mass near
+    the target's where TVD's falls with that mass. Acceptance is what it raises, as TVD does. Source: Goel et
+    al. 2024 (arXiv 2403.00858), which does not say over what mu and sigma are taken; over a whole batch they
+    would only scale TVD's gradient by one number, so they are taken per position here.
+    """
+    distance_N = tvd(draft_logits_NV, target_log_probs_NV)
+    draft_probs_NV = torch.softmax(draft_logits_NV.detach(), dim=-1)
+    share_N = draft_probs_NV.where(draft_probs_NV < target_log_probs_NV.exp(), 0).sum(-1)
+    sigma_N = (share_N * (1 - share_N)).clamp(min=0).sqrt().clamp(min=_SIGMA_FLOOR)
+    return distance_N.detach() + (distance_N - distance_N.detach()) / sigma_N
+
+
+def neg_log_acceptance(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
+    """Negative log of the acceptance of a sampled draft per token, [N]: `-log sum_v min(p_v, q_v)`.
+
+    At least -log m. Gradient: TVD's divided by alpha, so it does not vanish far from the target; for a point
+    mass p it is the cross-entropy. Source: LK losses (Samarin et al. 2026, arXiv 2602.23881), best at
+    temperature 1 on MT-Bench there.
+    """
+    log_draft_NV, log_target_NV = torch.log_softmax(draft_logits_NV, dim=-1), _floored(target_log_probs_NV)
+    return -torch.where(log_draft_NV < log_target_NV, log_draft_NV, log_target_NV).logsumexp(-1)
+
+
 def lk_hybrid(draft_logits_NV: Tensor, target_log_probs_NV: Tensor, eta: float = 3.0) -> Tensor:
     """Adaptive mix of forward KL and TVD per token, [N]: `lambda KL + (1 - lambda) TVD`.
 
     `lambda = exp(-eta * stopgrad(mean alpha))` with the acceptance averaged over the N tokens given: KL,
     whose gradient carries from afar, while the draft is poor, and the rejection probability itself once it is
-    good. Source: LK losses (Samarin et al. 2026, arXiv 2602.23881), eta = 3. Arguments as in `forward_kl`.
+    good. Source: LK losses (Samarin et al. 2026, arXiv 2602.23881), eta = 3.
     """
     tvd_N = tvd(draft_logits_NV, target_log_probs_NV)
     weight = torch.exp(-eta * (1 - tvd_N).mean().detach())
     return weight * forward_kl(draft_logits_NV, target_log_probs_NV) + (1 - weight) * tvd_N
+
+
+def argmax(draft_logits_NV: Tensor, target_log_probs_NV: Tensor) -> Tensor:
+    """For servers that draft by argmax, [N]: `-log sum_v p_v q_v`, at least `-log max p`.
+
+    `sum p q` is the acceptance of a sampled draft that must equal the target's own draw. Over all q it is
+    highest for a point mass at the target's argmax, where it is `p(argmax q)`, the acceptance of an argmax
+    draft, and the two argmaxes agree, which is what temperature 0 accepts: q is asked for the best id alone
+    and not for the rest of p, and an id that is nearly as good costs nearly nothing, unlike with
+    cross-entropy on the argmax. Gradient: `q - p q / sum p q`. For a point mass p it is the cross-entropy.
+    Source: ours.
+    """
+    joint_NV = torch.log_softmax(draft_logits_NV, dim=-1) + _floored(target_log_probs_NV)
+    return -joint_NV.logsumexp(-1)
 
 
 def cross_entropy(draft_logits_NV: Tensor, labels_N: Tensor) -> Tensor:
@@ -96,246 +184,5 @@ def cross_entropy(draft_logits_NV: Tensor, labels_N: Tensor) -> Tensor:
     return torch.where(known_N, -picked_N, 0.0)
 
 
-@dataclass(frozen=True)
-class TargetRows:
-    """What the target says at N positions, restricted to the draft vocabulary without storing [N, V].
-
-    True log-probabilities are `hidden_NT @ head_VT.T / temperature - logsumexp_N`, where `logsumexp_N` is the
-    log-normaliser over the target's full vocabulary at that same temperature.
-    """
-
-    hidden_NT: Tensor
-    head_VT: Tensor
-    logsumexp_N: Tensor
-
-
-@dataclass(frozen=True)
-class LossSums:
-    """Sums over the N tokens: divide by the global count of completion tokens, never by padded positions."""
-
-    loss: Tensor
-    """Scalar, differentiable in the draft's hidden states and head."""
-    acceptance: Tensor | None
-    """Scalar, detached: sum of alpha over the tokens (`None` for cross-entropy, which sees no target
-    probabilities)."""
-
-
-def chunked_loss(
-    name: LossName,
-    draft_hidden_NH: Tensor,
-    draft_head_VH: Tensor,
-    *,
-    target: TargetRows | None = None,
-    labels_N: Tensor | None = None,
-    temperature: float = 1.0,
-    eta: float = 3.0,
-    rows_per_chunk: int | None = None,
-) -> LossSums:
-    """The sum of a loss over N tokens straight from hidden states and heads, a block of rows at a time.
-
-    No [N, V] tensor is ever alive; the gradients are computed in the forward pass, while the block is at
-    hand. Exact: equal to the eager functions above for any block size. `lk_hybrid` takes its mean acceptance
-    over these N tokens, in a first pass without gradients where they do not fit one block. Softmax and sums
-    are in float32 (float64 for float64 inputs), products in the inputs' dtype or in autocast's.
-
-    Args:
-        draft_hidden_NH, draft_head_VH: floating point; the head's rows are the draft vocabulary in order.
-        target: required by all but `cross_entropy`. labels_N: required by `cross_entropy`, see there.
-        rows_per_chunk: rows of one block; by default as many as bound a block's memory, hundreds in practice.
-
-    Raises `ValueError` when N is 0: nothing but padding and prompts would train on NaN.
-    """
-    if draft_hidden_NH.shape[0] == 0:
-        raise ValueError(
-            "No completion token in this batch: every position is masked, so there is nothing to train on."
-        )
-    if (labels_N if name == "cross_entropy" else target) is None:
-        raise ValueError(
-            f"The loss {name} needs {'labels' if name == 'cross_entropy' else 'the target rows'}."
-        )
-    device_type = draft_hidden_NH.device.type
-    dtype = draft_hidden_NH.dtype
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-    block_elements = _BLOCK_ELEMENTS_CPU if device_type == "cpu" else _BLOCK_ELEMENTS_ACCELERATOR
-    rows = rows_per_chunk or max(1, block_elements // draft_head_VH.shape[0])
-    settings = _Settings(name, temperature, eta, rows, dtype)
-    parts = (None, None, None) if target is None else (target.hidden_NT, target.head_VT, target.logsumexp_N)
-    loss, acceptance = _ChunkedLoss.apply(draft_hidden_NH, draft_head_VH, *parts, labels_N, settings)
-    return LossSums(loss, None if name == "cross_entropy" else acceptance)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    name: LossName
-    temperature: float
-    eta: float
-    rows: int
-    dtype: torch.dtype  # of the products
-
-
-class _ChunkedLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, hidden_NH, head_VH, target_hidden_NT, target_head_VT, logsumexp_N, labels_N, settings):  # type: ignore[no-untyped-def,override]
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            run = _Run(hidden_NH, head_VH, target_hidden_NT, target_head_VT, logsumexp_N, labels_N, settings)
-            loss, acceptance, grad_hidden, grad_head = run.sums(*ctx.needs_input_grad[:2])
-        ctx.save_for_backward(grad_hidden, grad_head)
-        ctx.mark_non_differentiable(acceptance)
-        return loss, acceptance
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_loss, _):  # type: ignore[no-untyped-def,override]
-        grads = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
-        return *grads, None, None, None, None, None
-
-
-class _Run:
-    """One evaluation of `chunked_loss`: the inputs in the products' dtype, and the loop over blocks of
-    rows."""
-
-    def __init__(
-        self,
-        hidden_NH: Tensor,
-        head_VH: Tensor,
-        target_hidden_NT: Tensor | None,
-        target_head_VT: Tensor | None,
-        logsumexp_N: Tensor | None,
-        labels_N: Tensor | None,
-        settings: _Settings,
-    ) -> None:
-        self.settings = settings
-        self.out_dtypes = hidden_NH.dtype, head_VH.dtype
-        self.work_dtype = torch.promote_types(settings.dtype, torch.float32)
-        self.hidden_NH, self.head_VH = hidden_NH.to(settings.dtype), head_VH.to(settings.dtype)
-        self.target_hidden_NT, self.target_head_VT = target_hidden_NT, target_head_VT
-        self.logsumexp_N, self.labels_N = logsumexp_N, labels_N
-
-    def sums(self, for_hidden: bool, for_head: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """(loss, acceptance, gradient in the hidden states, gradient in the head), the gradients where
-        wanted."""
-        loss = acceptance = self.hidden_NH.new_zeros((), dtype=self.work_dtype)
-        grad_hidden_NH = torch.empty_like(self.hidden_NH) if for_hidden else None
-        grad_head_VH = torch.zeros_like(self.head_VH, dtype=self.work_dtype) if for_head else None
-        weight = self._kl_weight()
-        for block in self._blocks():
-            loss_block, acceptance_block, grad_nV = self._block(block, weight, for_hidden or for_head)
-            loss, acceptance = loss + loss_block, acceptance + acceptance_block
-            if grad_nV is None:
-                continue
-            grad_nV = grad_nV.to(self.settings.dtype)
-            if grad_hidden_NH is not None:
-                torch.mm(grad_nV, self.head_VH, out=grad_hidden_NH[block])
-            if grad_head_VH is not None:
-                if grad_head_VH.dtype == grad_nV.dtype:
-                    grad_head_VH.addmm_(grad_nV.T, self.hidden_NH[block])
-                else:
-                    grad_head_VH += grad_nV.T @ self.hidden_NH[block]
-        if grad_hidden_NH is not None:
-            grad_hidden_NH = grad_hidden_NH.to(self.out_dtypes[0])
-        if grad_head_VH is not None:
-            grad_head_VH = grad_head_VH.to(self.out_dtypes[1])
-        return loss, acceptance, grad_hidden_NH, grad_head_VH
-
-    def _blocks(self) -> Iterator[slice]:
-        for start in range(0, len(self.hidden_NH), self.settings.rows):
-            yield slice(start, start + self.settings.rows)
-
-    def _kl_weight(self) -> Tensor | None:
-        """lambda of `lk_hybrid`, or `None` where one block holds all rows and can find it itself."""
-        if self.settings.name != "lk_hybrid" or len(self.hidden_NH) <= self.settings.rows:
-            return None
-        overlap = self.hidden_NH.new_zeros((), dtype=self.work_dtype)
-        for block in self._blocks():
-            overlap += torch.minimum(
-                self._draft_logits(block).softmax(-1), self._target_log_probs(block).exp_()
-            ).sum()
-        return self._weight(overlap)
-
-    def _weight(self, overlap: Tensor) -> Tensor:
-        return torch.exp(-self.settings.eta * overlap / len(self.hidden_NH))
-
-    def _draft_logits(self, block: slice) -> Tensor:
-        logits_nV = (self.hidden_NH[block] @ self.head_VH.T).to(self.work_dtype)
-        return logits_nV if self.settings.temperature == 1 else logits_nV.div_(self.settings.temperature)
-
-    def _target_log_probs(self, block: slice) -> Tensor:
-        assert (
-            self.target_hidden_NT is not None
-            and self.target_head_VT is not None
-            and self.logsumexp_N is not None
-        )
-        logits_nV = (self.target_hidden_NT[block] @ self.target_head_VT.T).to(self.work_dtype)
-        if self.settings.temperature != 1:
-            logits_nV.div_(self.settings.temperature)
-        return logits_nV.sub_(self.logsumexp_N[block].to(self.work_dtype).unsqueeze(-1))
-
-    def _block(
-        self, block: slice, weight: Tensor | None, want_grad: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Loss, acceptance and the gradient in the product `hidden @ head.T` of one block of n rows."""
-        log_draft_nV = torch.log_softmax(self._draft_logits(block), dim=-1)
-        if self.settings.name == "cross_entropy":
-            loss, grad_nV = self._cross_entropy_block(block, log_draft_nV, want_grad)
-            overlap = loss.new_zeros(())
-        else:
-            loss, overlap, grad_nV = self._divergence_block(block, log_draft_nV, weight, want_grad)
-        if grad_nV is not None and self.settings.temperature != 1:
-            grad_nV.div_(self.settings.temperature)
-        return loss, overlap, grad_nV
-
-    def _cross_entropy_block(
-        self, block: slice, log_draft_nV: Tensor, want_grad: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        assert self.labels_N is not None
-        known_n = self.labels_N[block] >= 0
-        index_n1 = self.labels_N[block].clamp(min=0).unsqueeze(-1)
-        loss = -log_draft_nV.gather(-1, index_n1).squeeze(-1)[known_n].sum()
-        if not want_grad:
-            return loss, None
-        grad_nV = log_draft_nV.exp_()
-        grad_nV.scatter_add_(-1, index_n1, grad_nV.new_full((), -1.0).expand_as(index_n1))
-        return loss, grad_nV.mul_(known_n.unsqueeze(-1))
-
-    def _divergence_block(
-        self, block: slice, log_draft_nV: Tensor, weight: Tensor | None, want_grad: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Forward KL, TVD or their mix. Works in place: each pass over [n, V] costs about as much as a tenth
-        of a product."""
-        name = self.settings.name
-        log_target_nV = self._target_log_probs(block)
-        target_nV = log_target_nV.exp()
-        kl = None
-        if name != "tvd":
-            # p = 0 exactly where log p is -inf or underflows; a finite log p keeps 0 * (log p - log q) at 0
-            log_target_nV.clamp_(min=torch.finfo(self.work_dtype).min / 4).sub_(log_draft_nV)
-            mass_n = target_nV.sum(-1)
-            kl = (
-                torch.linalg.vecdot(target_nV, log_target_nV).sum()
-                - torch.special.xlogy(mass_n, mass_n).sum()
-            )
-        draft_nV = log_draft_nV.exp_()
-        overlap = torch.minimum(target_nV, draft_nV, out=log_target_nV).sum()
-        rows = len(target_nV)
-        if name == "lk_hybrid" and weight is None:
-            weight = self._weight(overlap)
-        if kl is None:
-            loss = rows - overlap
-        elif name == "forward_kl":
-            loss = kl
-        else:
-            assert weight is not None
-            loss = weight * kl + (1 - weight) * (rows - overlap)
-        if not want_grad:
-            return loss, overlap, None
-        if name == "forward_kl":
-            return loss, overlap, draft_nV.mul_(mass_n.unsqueeze(-1)).sub_(target_nV)
-        below_nV = log_target_nV.copy_(draft_nV < target_nV)
-        share_n1 = torch.linalg.vecdot(below_nV, draft_nV).unsqueeze(-1)
-        if name == "tvd":
-            return loss, overlap, below_nV.sub_(share_n1).neg_().mul_(draft_nV)
-        assert weight is not None
-        # lambda (m q - p) + (1 - lambda) q (s - below), gathered as q * (...) - lambda p
-        factor_nV = below_nV.mul_(weight - 1).add_(weight * mass_n.unsqueeze(-1) + (1 - weight) * share_n1)
-        return loss, overlap, factor_nV.mul_(draft_nV).sub_(target_nV.mul_(weight))
+def _floored(log_probs_NV: Tensor) -> Tensor:
+    return log_probs_NV.clamp(min=_LOG_FLOOR)

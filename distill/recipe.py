@@ -278,8 +278,10 @@ def _check_init(draft: DraftConfig) -> Iterator[tuple[str, str]]:
         if init != InitConfig() or draft.revision is not None:
             yield "draft.init", f"{draft.kind} heads start from the target's own weights: leave init out"
         return
-    if init.from_ == "target" and not init.layers:
-        yield "draft.init.layers", "give the target's layers to keep, such as [0, 1, 28, 29]"
+    if init.layers is not None and init.layer_count is not None:
+        yield "draft.init.layer_count", "give the layers or their number, not both"
+    if init.from_ == "target" and not init.layers and init.layer_count is None:
+        yield "draft.init.layers", "give the target's layers to keep, such as [0, 1, 28, 29], or layer_count"
     if init.layers is not None and sorted(set(init.layers)) != init.layers:
         yield "draft.init.layers", "list each layer once, in ascending order"
     if init.from_ == "target":
@@ -287,8 +289,13 @@ def _check_init(draft: DraftConfig) -> Iterator[tuple[str, str]]:
             yield "draft.revision", "the drafter is made from the target: leave revision out"
     else:
         yield from _check_revision("draft.revision", init.from_, draft.revision)
-    if model_form(init.from_) in ("candidate", "shipped") and init.layers is not None:
-        yield "draft.init.layers", "a distilled drafter keeps its own layers: set draft.init.layers to null"
+    if model_form(init.from_) in ("candidate", "shipped"):
+        for option in ("layers", "layer_count", "width"):
+            if getattr(init, option) is not None:
+                yield (
+                    f"draft.init.{option}",
+                    f"a distilled drafter keeps its own shape: set draft.init.{option} to null",
+                )
 
 
 def _check_kind(
@@ -308,6 +315,12 @@ def _check_kind(
             "evaluate.num_speculative_tokens",
             f"{most} drafts need as many Medusa heads, and draft.heads is {draft.heads}",
         )
+    if draft.kind != "model":
+        if train.signal == "topk":
+            yield "train.signal", f"{draft.kind} heads learn from the target's states: write hidden or live"
+        for key in ("lora", "packing", "gradient_checkpointing"):
+            if getattr(train, key):
+                yield f"train.{key}", f"not for {draft.kind} heads: leave it out"
 
 
 def _check_formats(draft: DraftConfig, export: ExportConfig) -> Iterator[tuple[str, str]]:
@@ -337,7 +350,7 @@ def _check_temperatures(sample: SampleConfig, serving: ServingConfig) -> Iterato
 
 
 def _check_signal(sample: SampleConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
-    if sample.engine != "builtin" and train.signal == "hidden":
+    if sample.engine != "builtin" and train.signal != "live":
         yield (
             "train.signal",
             f"engine {sample.engine} tells tokens alone, not the target's hidden states: write signal: live",

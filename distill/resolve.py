@@ -48,6 +48,29 @@ def resolve_model(model: str, revision: str | None, cache_dir: Path, what: str =
     return path
 
 
+def find_model(model: str, revision: str | None, cache_dir: Path) -> Path | None:
+    """The directory that `resolve_model` would give, where it is on this machine already; downloads and
+    converts nothing."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    form = model_form(model)
+    try:
+        if form == "hub":
+            return Path(snapshot_download(model, revision=revision, local_files_only=True))
+        if form == "random":
+            path = cache_dir / f"random-{model.removeprefix('random:')}"
+        elif form == "shipped":
+            path = SHIPPED / model.removeprefix("shipped:")
+        elif (gguf := gguf_file(model)) is not None:
+            path = _converted_path(gguf, cache_dir)
+        else:
+            path = Path(model).expanduser()
+    except (UserError, HFValidationError, LocalEntryNotFoundError):
+        return None
+    return path if (path / "config.json").is_file() else None
+
+
 def gguf_file(model: str, what: str = "target.model") -> Path | None:
     """The GGUF file that `model` names, inside a package or by its path; None where it names none.
 
@@ -108,9 +131,13 @@ def _random(seed: str, cache_dir: Path, what: str) -> Path:
     return directory
 
 
+def _converted_path(gguf: Path, cache_dir: Path) -> Path:
+    return cache_dir / f"{gguf.stem}-{sha256_file(gguf)[:16]}"
+
+
 def _converted(gguf: Path, cache_dir: Path, what: str) -> Path:
     """The directory that holds `gguf` as float32 safetensors; written once per content of the file."""
-    directory = cache_dir / f"{gguf.stem}-{sha256_file(gguf)[:16]}"
+    directory = _converted_path(gguf, cache_dir)
     if not (directory / _CONVERTED).is_file():
         replace_directory(directory, lambda folder: _convert(gguf, folder, what))
     return directory

@@ -99,6 +99,7 @@ def by_position(
     and everything since stood. A token that no draft reaches, at the start of a text, counts as not accepted.
     """
     from data.records import collate
+    from data.signals import Signals
 
     assert temperature > 0
     model = drafter.model
@@ -114,7 +115,7 @@ def by_position(
         chosen = order[start : start + batch_size]
         batch = collate(samples, chosen, pad_id=0)
         told = signals(batch) if signals is not None else batch.signals
-        if told is None:
+        if not isinstance(told, Signals):
             raise ValueError("These samples carry no target signals; sample with signals or give `signals`.")
         parts.append(list(_positions(drafter, target, head, batch, told, temperature)))
         owners.append(torch.tensor(chosen).repeat_interleave(batch.completion_mask[:, 1:].sum(-1)))

@@ -153,6 +153,8 @@ def measure_costs(
         return forward
 
     first, following = drafter.timed_steps(batch_size, TYPICAL_POSITION)
+    # In a round's order: the first draft step follows a target's, which took the drafter's weights out of the
+    # processor's caches; the others follow it.
     steps = {"target": step(1), "first_draft": first, "draft": following}
     steps |= {f"verify_{count}": step(count + 1) for count in counts}
     seconds = interleaved_medians(steps, repeats)

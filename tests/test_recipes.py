@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.files import sha256_file
+from data.files import canonical_hash, sha256_file
 from distill.recipe import COMMIT, RECIPES, load_recipe, recipe_names
 from distill.recipe_file import RecipeError
 
@@ -94,3 +94,21 @@ def test_shipped_drafters_are_small_whole_and_have_a_card(folder: Path) -> None:
     assert all(sha256_file(folder / name) == digest for name, digest in manifest["files"].items())
     assert (folder / "drafter.safetensors").stat().st_size <= 20_000_000
     assert manifest["facts"]["recipe"] in NAMES and "## Measured" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("smollm2-135m", "9e96d135836dc25f"),
+        ("smollm2-135m-general", "b8b44f588f054699"),
+        ("llama-1b", "b3486295d3957269"),
+    ],
+)
+def test_options_that_a_recipe_does_not_use_are_no_part_of_its_keys(name: str, digest: str) -> None:
+    """Hours of sampling and training stand under keys made of these parts: an option that is new changes
+    them only where it is used."""
+    recipe = load_recipe(name)
+    parts = [recipe.sample.identity(), recipe.draft.identity(), recipe.train.identity()]
+    assert canonical_hash(parts) == digest
+    used = load_recipe(name, ["train.loss.warm_start={name: forward_kl, share: 0.5}"])
+    assert used.train.identity() != recipe.train.identity()

@@ -150,6 +150,7 @@ def loss_of(kind: str, target: Target, samples: Samples, *, cached: bool, name: 
         drafter.model,  # type: ignore[arg-type]
         name=name,  # type: ignore[arg-type]
         eta=3.0,
+        beta=0.5,
         temperature=1.0,
         target_head=head,
         rows=rows,

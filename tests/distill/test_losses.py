@@ -1,55 +1,27 @@
-"""Losses against float64 closed forms, and the chunked form against the eager one.
-
-Shape legend: N tokens, V draft ids, F target ids, H draft hidden, T target hidden.
-"""
+"""Losses against float64 closed forms: point masses, reduced and padded vocabularies, and trl."""
 
 import math
-from typing import Any
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from distill.losses import TargetRows, chunked_loss, cross_entropy, forward_kl, lk_hybrid, tvd
+from distill.loss_config import LossConfig, LossName, WarmStart
+from distill.losses import (
+    argmax,
+    cross_entropy,
+    divergence,
+    forward_kl,
+    jsd,
+    lk_hybrid,
+    neg_log_acceptance,
+    reverse_kl,
+    tvd,
+    tvd_pp,
+)
 
-N, V, F, H, T = 13, 17, 40, 8, 6
-EAGER = {"forward_kl": forward_kl, "tvd": tvd, "lk_hybrid": lk_hybrid}
-
-
-@pytest.fixture
-def case() -> dict[str, Any]:
-    """Random states and heads in float64; the draft covers V of the target's F ids."""
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    target_hidden, full_head = draw(N, T), draw(F, T)
-    vocab = torch.randperm(F, generator=generator)[:V].sort().values
-    labels = torch.randint(-1, V, (N,), generator=generator)
-    labels[:2] = torch.tensor([-1, 3])
-    return {
-        "hidden": draw(N, H),
-        "head": draw(V, H),
-        "target_hidden": target_hidden,
-        "full_head": full_head,
-        "vocab": vocab,
-        "labels": labels,
-    }
-
-
-def target_of(case: dict[str, Any], temperature: float) -> tuple[TargetRows, Tensor]:
-    """The target's rows for the chunked form, and its true log-probabilities for the eager one."""
-    full_logits = case["target_hidden"] @ case["full_head"].T / temperature
-    rows = TargetRows(case["target_hidden"], case["full_head"][case["vocab"]], full_logits.logsumexp(-1))
-    return rows, full_logits.log_softmax(-1)[:, case["vocab"]]
-
-
-def eager(name: str, case: dict[str, Any], hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    logits = hidden @ head.T / temperature
-    if name == "cross_entropy":
-        return cross_entropy(logits, case["labels"])
-    return EAGER[name](logits, target_of(case, temperature)[1])
+DIVERGENCES = [name for name in get_args(LossName) if name != "cross_entropy"]
 
 
 def random_distributions(rows: int = 5, ids: int = 7) -> tuple[Tensor, Tensor]:
@@ -118,130 +90,175 @@ def test_cross_entropy_skips_uncovered_tokens() -> None:
     assert gradient[1].abs().max() == 0 and gradient[0].abs().max() > 0
 
 
-@pytest.mark.parametrize("name", EAGER)
-def test_identical_distributions_cost_nothing(name: str) -> None:
+def reduced(rows: int = 6, ids: int = 9, kept: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits over the first `kept` ids, the target's true log-probabilities of those, and both distributions
+    over all ids: q is 0 outside."""
+    logits, target = random_distributions(rows, ids)
+    logits = logits.detach()[:, :kept].requires_grad_()
+    draft = torch.cat((logits.detach().softmax(-1), torch.zeros(rows, ids - kept, dtype=torch.float64)), -1)
+    return logits, target[:, :kept], draft, target.exp()
+
+
+def kl(one: Tensor, other: Tensor) -> Tensor:
+    """KL(one || other) over all ids, written out."""
+    return torch.where(one > 0, one * (one.log() - other.log()), 0.0).sum(-1)
+
+
+def gradient_of(name: LossName, logits: Tensor, target: Tensor) -> Tensor:
+    return torch.autograd.grad(divergence(name)(logits, target).sum(), logits)[0]
+
+
+def test_reverse_kl_value_and_gradient() -> None:
+    logits, target, draft, probs = reduced()
+    loss = reverse_kl(logits, target)
+    torch.testing.assert_close(loss, kl(draft, probs))
+    assert (loss >= -target.exp().sum(-1).log()).all()
+    q = logits.softmax(-1)
+    expected = q * (q.log() - target - loss.detach().unsqueeze(-1))
+    torch.testing.assert_close(gradient_of("reverse_kl", logits, target), expected)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 0.8])
+def test_jsd_value_and_gradient(beta: float) -> None:
+    logits, target, draft, probs = reduced()
+    mix = beta * probs + (1 - beta) * draft
+    loss = jsd(logits, target, beta)
+    torch.testing.assert_close(loss, beta * kl(probs, mix) + (1 - beta) * kl(draft, mix))
+    q = logits.softmax(-1)
+    log_ratio = (q / (beta * target.exp() + (1 - beta) * q)).log()
+    expected = (1 - beta) * q * (log_ratio - (q * log_ratio).sum(-1, keepdim=True))
+    torch.testing.assert_close(torch.autograd.grad(loss.sum(), logits)[0], expected)
+
+
+def test_jsd_tends_to_the_two_kls_and_bounds_acceptance() -> None:
+    logits, target = random_distributions()
+    near = 1e-6
+    torch.testing.assert_close(
+        jsd(logits, target, near) / near, forward_kl(logits, target), rtol=1e-4, atol=0
+    )
+    torch.testing.assert_close(
+        jsd(logits, target, 1 - near) / near, reverse_kl(logits, target), rtol=1e-4, atol=0
+    )
+    assert (tvd(logits, target) <= (2 * jsd(logits, target)).sqrt()).all()
+
+
+def test_tvd_pp_has_the_value_of_tvd_and_a_normalised_advantage() -> None:
+    logits, target, draft, probs = reduced()
+    torch.testing.assert_close(tvd_pp(logits, target), (probs - draft).clamp(min=0).sum(-1))
+    q = logits.softmax(-1)
+    reward = (q < target.exp()).double()
+    mean = (q * reward).sum(-1, keepdim=True)
+    advantage = (reward - mean) / (q * (reward - mean) ** 2).sum(-1, keepdim=True).sqrt()
+    found = gradient_of("tvd_pp", logits, target)
+    torch.testing.assert_close(found, -q * advantage)
+    assert not torch.allclose(found, gradient_of("tvd", logits, target))
+
+
+def test_tvd_pp_still_pulls_where_tvd_does_not() -> None:
+    logits = torch.tensor([[20.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([[0.01, 0.98, 0.01]], dtype=torch.float64).log()
+    assert gradient_of("tvd", logits, target).abs().max() < 1e-8
+    assert gradient_of("tvd_pp", logits, target).abs().max() > 1e-5
+
+
+def test_neg_log_acceptance_value_and_gradient() -> None:
+    logits, target, draft, probs = reduced()
+    acceptance = torch.minimum(draft, probs).sum(-1)
+    torch.testing.assert_close(neg_log_acceptance(logits, target), -acceptance.log())
+    expected = gradient_of("tvd", logits, target) / acceptance.unsqueeze(-1)
+    torch.testing.assert_close(gradient_of("neg_log_acceptance", logits, target), expected)
+
+
+def test_argmax_value_and_gradient() -> None:
+    logits, target, draft, probs = reduced()
+    match = (draft * probs).sum(-1)
+    torch.testing.assert_close(argmax(logits, target), -match.log())
+    q = logits.softmax(-1)
+    expected = q - q * target.exp() / match.unsqueeze(-1)
+    torch.testing.assert_close(gradient_of("argmax", logits, target), expected)
+
+
+def test_argmax_wants_the_best_id_alone_and_forgives_a_near_tie() -> None:
+    target = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64).log()
+    best, second, third = (torch.full((1, 3), -20.0, dtype=torch.float64) for _ in range(3))
+    best[0, 0] = second[0, 1] = third[0, 2] = 0
+    equal = target.clone()  # q = p, which every divergence likes best
+    losses = [argmax(logits, target).item() for logits in (best, equal, second, third)]
+    assert losses == sorted(losses) and losses[0] == pytest.approx(-math.log(0.6), abs=1e-6)
+    tie = torch.tensor([[0.5, 0.49, 0.01]], dtype=torch.float64).log()
+    assert argmax(second, tie) - argmax(best, tie) < 0.03
+    labels = torch.tensor([0])
+    assert cross_entropy(second, labels) - cross_entropy(best, labels) > 10  # which does not forgive it
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_gradients_lead_downhill(name: LossName) -> None:
+    """A hundred small steps along each gradient on random positions: its own aim gets better."""
+    logits, target, _, _ = reduced(rows=30)
+    start = logits.detach().clone()
+    for _ in range(100):
+        logits = (logits - 0.5 * gradient_of(name, logits, target)).detach().requires_grad_()
+    aim = argmax if name == "argmax" else tvd
+    assert aim(logits, target).mean() < aim(start, target).mean()
+
+
+@pytest.mark.parametrize("name", [name for name in DIVERGENCES if name != "argmax"])
+def test_identical_distributions_cost_nothing(name: LossName) -> None:
     logits, _ = random_distributions()
-    loss = EAGER[name](logits, logits.detach().log_softmax(-1))
+    loss = divergence(name)(logits, logits.detach().log_softmax(-1))
     torch.testing.assert_close(loss, torch.zeros_like(loss), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.parametrize("name", DIVERGENCES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_point_masses_stay_finite(name: str, dtype: torch.dtype) -> None:
-    certain = torch.full((2, 3), -torch.inf, dtype=dtype)
-    certain[0, 1] = 0  # row 1 keeps no mass at all: everything lies outside the draft vocabulary
-    logits = torch.tensor([[0.0, 60.0, 0.0], [1.0, 2.0, 3.0]], dtype=dtype, requires_grad=True)
-    loss = EAGER[name](logits, certain)
+def test_point_masses_stay_finite(name: LossName, dtype: torch.dtype) -> None:
+    certain = torch.full((3, 3), -torch.inf, dtype=dtype)
+    certain[0, 1] = certain[2, 0] = 0  # row 1 keeps no mass: everything lies outside the draft vocabulary
+    logits = torch.tensor(
+        [[0.0, 60.0, 0.0], [1.0, 2.0, 3.0], [-200.0, 0.0, 9.0]], dtype=dtype, requires_grad=True
+    )
+    loss = divergence(name)(logits, certain)
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
     assert loss.isfinite().all() and gradient.isfinite().all()
     assert loss[0].item() == pytest.approx(0, abs=1e-6)
+    if name in ("forward_kl", "neg_log_acceptance", "argmax"):  # of a point mass: the cross-entropy
+        torch.testing.assert_close(loss[2], cross_entropy(logits, torch.tensor([1, 1, 0]))[2])
+        assert gradient[2, 0] == pytest.approx(-1)
 
-    # the same through the chunked form: the identity as head makes the hidden states the logits
-    hidden = logits.detach().requires_grad_()
-    target = TargetRows(
-        torch.where(certain.isinf(), -1e30, certain), torch.eye(3, dtype=dtype), torch.zeros(2, dtype=dtype)
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_padded_rows_of_the_vocabulary_change_nothing(name: LossName) -> None:
+    """Rows that no text uses, masked to -inf by the target and far below all others in the draft."""
+    logits, target = random_distributions()
+    rows = logits.shape[0]
+    padding = torch.full((rows, 2), -1e4, dtype=torch.float64)
+    padded = torch.cat((logits, padding), -1)
+    never = torch.full((rows, 2), -torch.inf, dtype=torch.float64)
+    loss = divergence(name)(padded, torch.cat((target, never), -1))
+    torch.testing.assert_close(loss, divergence(name)(logits, target))
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    torch.testing.assert_close(gradient, gradient_of(name, logits, target))
+
+
+def test_schedule_and_names() -> None:
+    config = LossConfig(name="tvd", warm_start=WarmStart(name="forward_kl", share=0.3))
+    assert [config.at(step, 10) for step in range(10)] == ["forward_kl"] * 3 + ["tvd"] * 7
+    assert config.names == {"forward_kl", "tvd"} and LossConfig().names == {"forward_kl"}
+    assert [LossConfig().at(step, 2) for step in range(2)] == ["forward_kl"] * 2
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_equals_the_divergence_of_trls_gkd(beta: float, temperature: float) -> None:
+    from trl.experimental.gkd import GKDTrainer
+
+    generator = torch.Generator().manual_seed(4)
+    draft, target = (torch.randn(2, 5, 11, generator=generator, dtype=torch.float64) for _ in range(2))
+    labels = torch.tensor([[1, 2, -100, 4, 5], [-100, -100, 3, 4, -100]])  # padding and prompt are masked
+    theirs = GKDTrainer.generalized_jsd_loss(
+        draft, target, labels, beta=beta, temperature=temperature, reduction="sum"
     )
-    sums = chunked_loss(name, hidden, torch.eye(3, dtype=dtype), target=target)  # type: ignore[arg-type]
-    torch.testing.assert_close(sums.loss, loss.sum().detach())
-    torch.testing.assert_close(torch.autograd.grad(sums.loss, hidden)[0], gradient)
-
-
-@pytest.mark.parametrize("name", [*EAGER, "cross_entropy"])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("rows_per_chunk", [None, 1, 5, N])
-def test_chunked_equals_eager(
-    name: str, temperature: float, rows_per_chunk: int | None, case: dict[str, Any]
-) -> None:
-    plain = [case["hidden"].clone().requires_grad_(), case["head"].clone().requires_grad_()]
-    expected = eager(name, case, *plain, temperature).sum()
-    expected_grads = torch.autograd.grad(2.5 * expected, plain)
-
-    hidden, head = (tensor.clone().requires_grad_() for tensor in (case["hidden"], case["head"]))
-    target, log_probs = target_of(case, temperature)
-    sums = chunked_loss(
-        name,  # type: ignore[arg-type]
-        hidden,
-        head,
-        target=target,
-        labels_N=case["labels"],
-        temperature=temperature,
-        rows_per_chunk=rows_per_chunk,
-    )
-    torch.testing.assert_close(sums.loss, expected.detach())
-    for ours, theirs in zip(
-        torch.autograd.grad(2.5 * sums.loss, [hidden, head]), expected_grads, strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)
-    if name == "cross_entropy":
-        assert sums.acceptance is None
-    else:
-        draft = (case["hidden"] @ case["head"].T / temperature).softmax(-1)
-        assert sums.acceptance is not None
-        torch.testing.assert_close(sums.acceptance, torch.minimum(draft, log_probs.exp()).sum())
-
-
-@pytest.mark.parametrize("name", [*EAGER, "cross_entropy"])
-def test_chunked_in_float32_and_bfloat16(name: str, case: dict[str, Any]) -> None:
-    target, _ = target_of(case, 1.0)
-    exact = chunked_loss(name, case["hidden"], case["head"], target=target, labels_N=case["labels"])  # type: ignore[arg-type]
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
-        rows = TargetRows(target.hidden_NT.to(dtype), target.head_VT.to(dtype), target.logsumexp_N.float())
-        hidden, head = (tensor.to(dtype).requires_grad_() for tensor in (case["hidden"], case["head"]))
-        sums = chunked_loss(name, hidden, head, target=rows, labels_N=case["labels"], rows_per_chunk=4)  # type: ignore[arg-type]
-        assert sums.loss.dtype == torch.float32  # sums are wide whatever the products are
-        assert sums.loss.item() == pytest.approx(exact.loss.item(), rel=tolerance)
-        grads = torch.autograd.grad(sums.loss, [hidden, head])
-        assert [grad.dtype for grad in grads] == [dtype, dtype]
-
-
-def test_autocast_narrows_the_products_only(case: dict[str, Any]) -> None:
-    target, _ = target_of(case, 1.0)
-    rows = TargetRows(target.hidden_NT.float(), target.head_VT.float(), target.logsumexp_N.float())
-    hidden, head = case["hidden"].float().requires_grad_(), case["head"].float().requires_grad_()
-    plain = chunked_loss("forward_kl", hidden, head, target=rows)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        narrow = chunked_loss("forward_kl", hidden, head, target=rows)
-    assert narrow.loss.item() != plain.loss.item()
-    assert narrow.loss.item() == pytest.approx(plain.loss.item(), rel=0.05)
-    assert [grad.dtype for grad in torch.autograd.grad(narrow.loss, [hidden, head])] == [torch.float32] * 2
-
-
-def test_gradients_only_where_they_are_wanted(case: dict[str, Any]) -> None:
-    target, _ = target_of(case, 1.0)
-    head = case["head"].clone().requires_grad_()
-    sums = chunked_loss("tvd", case["hidden"], head, target=target)
-    assert torch.autograd.grad(sums.loss, head)[0].abs().max() > 0
-    assert not chunked_loss("tvd", case["hidden"], case["head"], target=target).loss.requires_grad
-
-
-@pytest.mark.parametrize("name", [*EAGER, "cross_entropy"])
-def test_a_batch_without_completion_tokens_is_refused(name: str, case: dict[str, Any]) -> None:
-    target = TargetRows(torch.empty(0, T), case["full_head"][case["vocab"]], torch.empty(0))
-    labels = torch.empty(0, dtype=torch.int64)
-    with pytest.raises(ValueError, match="No completion token"):
-        chunked_loss(name, torch.empty(0, H), case["head"], target=target, labels_N=labels)  # type: ignore[arg-type]
-
-
-def test_a_missing_signal_is_refused(case: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="needs the target rows"):
-        chunked_loss("tvd", case["hidden"], case["head"], labels_N=case["labels"])
-    with pytest.raises(ValueError, match="needs labels"):
-        chunked_loss("cross_entropy", case["hidden"], case["head"], target=target_of(case, 1.0)[0])
-
-
-def test_forward_kl_is_trls_divergence_at_beta_0() -> None:
-    """The kernel of trl's distillation trainers, with its own chunking, on a full vocabulary."""
-    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
-
-    generator = torch.Generator().manual_seed(3)
-    hidden, target_hidden = (torch.randn(N, size, generator=generator) for size in (H, T))
-    head, target_head = torch.randn(F, H, generator=generator), torch.randn(F, T, generator=generator)
-    for temperature in (1.0, 0.7):
-        theirs, _ = ChunkedDivergenceFunction.apply(
-            hidden, head, None, target_hidden, target_head, None, 0.0, temperature, 1.0, None, 1.0, None
-        )
-        rows = TargetRows(
-            target_hidden, target_head, (target_hidden @ target_head.T / temperature).logsumexp(-1)
-        )
-        ours = chunked_loss("forward_kl", hidden, head, target=rows, temperature=temperature)
-        torch.testing.assert_close(ours.loss, theirs.sum(), rtol=1e-4, atol=1e-4)
+    mask = labels != -100
+    logits, log_probs = draft[mask] / temperature, (target[mask] / temperature).log_softmax(-1)
+    ours = {0.0: forward_kl, 1.0: reverse_kl}.get(beta) or divergence("jsd", beta=beta)
+    torch.testing.assert_close(ours(logits, log_probs).sum(), theirs)

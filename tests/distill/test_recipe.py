@@ -91,6 +91,7 @@ def test_cross_checks_join_the_other_errors(write: Write) -> None:
         ),
         ("    layers: [0, 3]\n", "", "draft.init.layers", "layers to keep"),
         ("layers: [0, 3]", "layers: [3, 0]", "draft.init.layers", "ascending"),
+        ("layers: [0, 3]", "layers: [0, 3]\n    layer_count: 2", "draft.init.layer_count", "not both"),
         ("layers: [0, 3]", "layers: [0, 0]", "draft.init.layers", "once"),
         ("source: builtin:structured", "source: builtin:nothing", "data.prompts.0.source", "builtin:NAME"),
         ("test: 0.15", "test: 0.95", "data.splits", "below 1"),
@@ -203,7 +204,8 @@ def test_files_must_exist_and_have_a_plain_name(tmp_path: Path, name: str) -> No
 def test_resolved_recipe_writes_defaults_out() -> None:
     recipe = load_recipe("smoke")
     values: dict[str, Any] = yaml.safe_load(recipe.resolved_yaml())
-    assert values["draft"]["init"] == {"from": "target", "layers": [0, 3]}
+    init = {"from": "target", "layers": [0, 3], "layer_count": None, "choose_by": "even", "width": None}
+    assert values["draft"]["init"] == init
     assert values["train"]["loss"]["eta"] == 3.0
     assert "name" not in values and isinstance(values["train"]["learning_rate"], float)
     assert not set(Recipe.model_fields) & {"token", "secret", "password"}

@@ -19,8 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data.records import SampleRecord, Samples, collate
 from distill.drafter import DraftConfig, InitConfig, build_drafter
+from distill.loss_config import LossConfig
 from distill.models import Target
-from distill.train import LossConfig, TrainConfig, train_drafter
+from distill.train import TrainConfig, train_drafter
 from evaluation.signals import target_signals
 
 GOLDEN = Path(__file__).with_name("trajectory.json")
