@@ -172,7 +172,7 @@ def race_kinds(
     timings = race(decoders, groups, lambda: None)
     plain = timings["plain"]
     rows = []
-    for name, (contestant, count, costs) in about.items():
+    for name, (contestant, count, own) in about.items():
         drafts = drafting(timings[name], count, seed=seed)
         tokens, rounds = drafts["tokens_per_target_call"]["mean"], drafts["rounds_by_proposed"]
         rows.append(
@@ -184,9 +184,9 @@ def race_kinds(
                 "stops_early": name.endswith(STOPS),
                 "conditional_acceptance": drafts["conditional_acceptance"],
                 "tokens_per_target_call": drafts["tokens_per_target_call"],
-                "first_cost_ratio": costs["first_draft_step_ms"] / costs["target_step_ms"] if costs else None,
-                "cost_ratio": costs["cost_ratio"] if costs else None,
-                "predicted_speedup": predict_speedup(tokens, costs, rounds) if costs else None,
+                "first_cost_ratio": own["first_draft_step_ms"] / own["target_step_ms"] if own else None,
+                "cost_ratio": own["cost_ratio"] if own else None,
+                "predicted_speedup": predict_speedup(tokens, own, rounds) if own else None,
                 "speedup": speedup(plain, timings[name], seed=seed),
                 "tokens_per_second": timings[name].tokens_per_second,
                 "plain_tokens_per_second": plain.tokens_per_second,

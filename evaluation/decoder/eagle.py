@@ -276,7 +276,7 @@ class EagleDrafter(ModelDrafter):
 
     def timed_steps(self, batch_size: int, position: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
         runner, rows = self.runner, slice(0, batch_size)
-        width = runner.model.fc.in_features
+        width = runner.model.fc.weight.shape[1]
         features = torch.ones(batch_size, TIMED_WIDTH, width, dtype=runner.dtype, device=runner.device)
         ids = torch.full((batch_size, TIMED_WIDTH), 5, device=runner.device)
         at = torch.full((batch_size,), min(position, self.context - TIMED_WIDTH), device=runner.device)
