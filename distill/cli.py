@@ -113,9 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
-    bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
-    bench.add_argument("what", choices=["decoder", "training"])
-    bench.add_argument("recipe", nargs="?", help="decoder only: whose trained pair (smollm2-135m)")
+    text = "measure our speed beside that of peers, or trained drafters of several kinds beside each other"
+    bench = commands.add_parser("bench", allow_abbrev=False, help=text, description=text)
+    bench.add_argument("what", choices=["decoder", "training", "kinds"])
+    bench.add_argument(
+        "recipe", nargs="*", help="decoder: whose trained pair (smollm2-135m); kinds: those to compare"
+    )
     bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
@@ -300,19 +303,31 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from distill.recipe import load_recipe
+
     if options.what == "training":
         from distill.bench import training
 
-        if options.recipe is not None:
+        if options.recipe:
             raise UserError("bench training compares random models of set sizes: leave the recipe out")
         answer = training.bench(_say)
         if not options.json:
             print(training.report(answer))
         return answer, 0
-    from distill.bench.command import bench, report
-    from distill.recipe import load_recipe
+    if options.what == "kinds":
+        from distill.bench import kinds
 
-    answer = bench(load_recipe(options.recipe or "smollm2-135m"), runs_folder(), say=_say)
+        if len(options.recipe) < 2:
+            raise UserError("bench kinds compares drafters: name two recipes or more, all of them trained")
+        answer = kinds.bench_kinds([load_recipe(name) for name in options.recipe], runs_folder(), say=_say)
+        if not options.json:
+            print(kinds.report(answer))
+        return answer, 0
+    from distill.bench.command import bench, report
+
+    if len(options.recipe) > 1:
+        raise UserError("bench decoder takes one recipe")
+    answer = bench(load_recipe((options.recipe or ["smollm2-135m"])[0]), runs_folder(), say=_say)
     if not options.json:
         print(report(answer))
     return answer, 0
