@@ -113,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
-    bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
+    text = "measure our speed beside that of peers, or losses, shapes and kinds of drafters beside each other"
+    bench = commands.add_parser("bench", allow_abbrev=False, help=text, description=text)
     add_bench_arguments(bench)
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"

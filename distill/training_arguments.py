@@ -9,6 +9,7 @@ import torch
 from trl import SFTConfig
 
 from distill.quantize import TRAINER_NAMES
+from evaluation.decoder.heads import HeadModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,6 +82,8 @@ def set_trainable(model: PreTrainedModel) -> None:
     A frozen embedding is the target's for good: it needs no optimizer state and an export can share it.
     """
     model.requires_grad_(True)
+    if isinstance(model, HeadModel):  # its embeddings are the target's
+        return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.weight is not head.weight:
         embedding.requires_grad_(False)

@@ -28,15 +28,16 @@ def measure_by_batch(
     target: PreTrainedModel, drafter: DraftModel, counts: Sequence[int], batch_sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """The forwards of a round for every batch size, in milliseconds, at the widths of `counts` drafts."""
-    from evaluation.decoder.drafters import ModelDrafter
+    from evaluation.decoder.drafters import context_of
+    from evaluation.decoder.kinds import make_drafter
     from evaluation.decoder.runner import Runner
     from evaluation.decoder.sampling import SamplingOptions
     from evaluation.speed import TYPICAL_POSITION, measure_costs
 
-    limits = [model.config.max_position_embeddings for model in (target, drafter.model)]
+    limits = [context_of(model) for model in (target, drafter.model)]
     length = min([TYPICAL_POSITION + max(counts) + 1, *limits])
     runner = Runner(target, max(batch_sizes), length)
-    model_drafter = ModelDrafter(drafter, runner, SamplingOptions(), int8=True)
+    model_drafter = make_drafter(drafter, runner, SamplingOptions(), int8=True)
     return [
         {
             "batch_size": size,

@@ -78,6 +78,7 @@ def run(
     prompts. `full_target` loads the full target where the evaluation's is a quantised one, for what that
     changes.
     """
+    from evaluation.decoder.kinds import kind_of, own_weights
 
     def measure(name: str, compute: Callable[[], Any]) -> Any:
         path = directory / f"{name}.json"
@@ -112,6 +113,8 @@ def run(
     replayed = measure("replay", lambda: evaluation.replay(after["matches"]))
     certificate = measure("certificate", lambda: evaluation.certificate(costs, rows))
     result = {
+        "kind": kind_of(evaluation.drafter.model.config),
+        "drafter_bytes": sum(weight.nbytes for weight in own_weights(evaluation.drafter, evaluation.model)),
         "machine": machine,
         "data_digest": data_digest,
         "serving": serving.model_dump(),

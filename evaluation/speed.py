@@ -142,28 +142,26 @@ def measure_costs(
 ) -> dict[str, Any]:
     """Milliseconds of the forwards a round is made of, each at its true width, measured in turns; medians.
 
-    The first draft step of a round is two tokens wide, the others one; a verify forward of n drafts is n + 1.
+    The first draft step of a round is its kind's (a model's is two tokens wide, Medusa's gives all drafts at
+    once), the others are like the second; a verify forward of n drafts is n + 1.
     `cost_ratio` is a draft step over a target step; `verify_overhead[n]` = verify / target step - 1.
     """
 
-    def step(runner: Runner, width: int, last_only: bool) -> Callable[[], Any]:
-        ids = torch.full((batch_size, width), 5, device=runner.device)
-        start = torch.full((batch_size,), min(TYPICAL_POSITION, runner.length - width), device=runner.device)
+    def step(width: int) -> Callable[[], Any]:
+        ids = torch.full((batch_size, width), 5, device=target.device)
+        start = torch.full((batch_size,), min(TYPICAL_POSITION, target.length - width), device=target.device)
 
         def forward() -> Any:
-            hidden = runner.forward(ids, start, slice(0, batch_size))
-            return runner.logits(hidden[:, -1:] if last_only else hidden).argmax(dim=-1)
+            hidden = target.forward(ids, start, slice(0, batch_size))
+            return target.logits(hidden).argmax(dim=-1)
 
         return forward
 
+    first, following = drafter.timed_steps(batch_size, TYPICAL_POSITION)
     # In a round's order: the first draft step follows a target's, which took the drafter's weights out of the
     # processor's caches; the others follow it.
-    steps = {
-        "target": step(target, 1, False),
-        "first_draft": step(drafter.runner, 2, True),
-        "draft": step(drafter.runner, 1, True),
-    }
-    steps |= {f"verify_{count}": step(target, count + 1, False) for count in counts}
+    steps = {"target": step(1), "first_draft": first, "draft": following}
+    steps |= {f"verify_{count}": step(count + 1) for count in counts}
     seconds = interleaved_medians(steps, repeats)
     return {
         "target_step_ms": 1e3 * seconds["target"],

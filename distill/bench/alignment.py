@@ -181,6 +181,7 @@ def _table(drafter: DraftModel, run: Run, samples: Samples) -> AcceptanceTable:
         temperature=temperature,
         batch_size=2 * run.recipe.train.batch_size,
         signals=None if samples.has_signals else live,
+        target=run.target.model,
     )
 
 

@@ -8,17 +8,17 @@ from typing import Any
 from data.errors import UserError
 from distill.stages import Say, runs_folder
 
-RECIPES = {"decoder": "smollm2-135m", "alignment": "smollm2-135m-open", "training": None}
-"""What can be measured, and on which recipe unless another is named."""
+BENCHES = ("decoder", "training", "alignment", "kinds")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `distill bench` after the command's name."""
-    parser.add_argument("what", choices=[*RECIPES])
+    parser.add_argument("what", choices=BENCHES)
     parser.add_argument(
         "recipe",
-        nargs="?",
-        help="decoder: whose trained pair (smollm2-135m); alignment: what all arms share (smollm2-135m-open)",
+        nargs="*",
+        help="decoder: whose trained pair (smollm2-135m); alignment: what all arms share "
+        "(smollm2-135m-open); kinds: whose drafters to compare",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"
@@ -37,22 +37,40 @@ def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]
     """Run the bench that `options` name: what it found, and the same as the user reads it."""
     if options.what != "alignment" and (options.tokens is not None or options.arms is not None):
         raise UserError("--tokens and --arms are for `distill bench alignment`: leave them out here")
-    bench = {"decoder": _decoder, "alignment": _alignment, "training": _training}[options.what]
-    return bench(options, options.recipe or RECIPES[options.what], say)
+    bench = {"decoder": _decoder, "training": _training, "alignment": _alignment, "kinds": _kinds}
+    return bench[options.what](options, say)
 
 
-def _decoder(options: argparse.Namespace, name: Any, say: Say) -> tuple[dict[str, Any], str]:
+def _only(options: argparse.Namespace, default: str) -> str:
+    """The one recipe of a bench that takes one."""
+    if len(options.recipe) > 1:
+        raise UserError(f"bench {options.what} takes one recipe")
+    name: str = options.recipe[0] if options.recipe else default
+    return name
+
+
+def _decoder(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
     from distill.bench.command import bench, report
     from distill.recipe import load_recipe
 
-    found = bench(load_recipe(name, options.set), runs_folder(), say=say)
+    found = bench(load_recipe(_only(options, "smollm2-135m"), options.set), runs_folder(), say=say)
     return found, report(found)
 
 
-def _alignment(options: argparse.Namespace, name: Any, say: Say) -> tuple[dict[str, Any], str]:
+def _training(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    from distill.bench import training
+
+    if options.recipe or options.set:
+        raise UserError("bench training compares random models of set sizes: leave the recipe out, and --set")
+    found = training.bench(say)
+    return found, training.report(found)
+
+
+def _alignment(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
     from distill.bench.alignment import ARMS, TOKENS, bench
     from distill.bench.alignment_report import report
 
+    name = _only(options, "smollm2-135m-open")
     arms = list(ARMS) if options.arms is None else options.arms.split(",")
     tokens = TOKENS if options.tokens is None else options.tokens
     found = bench(name, options.set, tokens, arms, runs_folder(), say)
@@ -60,10 +78,12 @@ def _alignment(options: argparse.Namespace, name: Any, say: Say) -> tuple[dict[s
     return found, report(found, f"distill bench alignment {name} --tokens {tokens}{sets}")
 
 
-def _training(options: argparse.Namespace, name: Any, say: Say) -> tuple[dict[str, Any], str]:
-    from distill.bench import training
+def _kinds(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    from distill.bench import kinds
+    from distill.recipe import load_recipe
 
-    if name is not None or options.set:
-        raise UserError("bench training compares random models of set sizes: leave the recipe out, and --set")
-    found = training.bench(say)
-    return found, training.report(found)
+    if len(options.recipe) < 2:
+        raise UserError("bench kinds compares drafters: name two recipes or more, all of them trained")
+    recipes = [load_recipe(name, options.set) for name in options.recipe]
+    found = kinds.bench_kinds(recipes, runs_folder(), say=say)
+    return found, kinds.report(found)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from data.errors import UserError
 from evaluation.decoder.attention import FOLDED_ATTENTION
-from evaluation.decoder.cache import RaggedCache
+from evaluation.decoder.cache import RaggedCache, RaggedLayer
 from evaluation.decoder.linear import pack_linears, quantize_linears
 
 WINDOW_STEP = 64  # cache slots in view grow in steps, so that attention does not pay for the empty rest
@@ -101,7 +102,7 @@ class Runner:
             self.model.config._attn_implementation = FOLDED_ATTENTION
         if optimize and self.device.type == "cpu":
             quantize_linears(self.model) if int8 else pack_linears(self.model)
-        self.backbone = getattr(self.model, self.model.base_model_prefix)
+        self.backbone = self.model.base_model
         self.head = self.model.get_output_embeddings()
         parameters = inspect.signature(self.backbone.forward).parameters
         self.cache_name = (
@@ -110,6 +111,8 @@ class Runner:
         self.length = (max_length + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP
         self.cache = RaggedCache(config.num_hidden_layers, batch_size, self.length)
         self.slots = torch.arange(self.length, device=self.device)
+        self.tapped: tuple[int, ...] = ()
+        self.entering: dict[int, torch.Tensor] = {}
 
     @torch.inference_mode()
     def forward(
@@ -134,13 +137,43 @@ class Runner:
         self.cache.place(slots, rows or slice(0, self.cache.num_rows), window)
         positions = slots if tree is None else start[:, None] + tree.depths
         hidden = self.backbone(
-            input_ids=ids,
+            **self.inputs(ids),
             attention_mask=self.mask(slots, window, tree),
             position_ids=positions,
             use_cache=True,
             **{self.cache_name: self.cache},
         ).last_hidden_state
+        if self.tapped:
+            features = torch.cat([self.entering[layer] for layer in self.tapped], dim=-1)[:, None]
+            self.cache.layers[-1].update(features, features[..., :0])
         return hidden
+
+    def inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model reads of token ids `[B, T]`."""
+        return {"input_ids": ids}
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on keep what enters these `layers`, for drafters that draw on it: see `features`.
+
+        It stands in the cache as one more layer, so it is copied, moved and overwritten with the rest.
+        """
+        if self.tapped:
+            assert self.tapped == tuple(layers), "drafters on one target runner must tap the same layers"
+            return
+        self.tapped = tuple(layers)
+        self.cache.layers.append(RaggedLayer(self.cache))
+        for layer in set(layers):
+
+            def keep(module: Any, args: Any, kwargs: Any, layer: int = layer) -> None:
+                self.entering[layer] = args[0] if args else kwargs["hidden_states"]
+
+            self.backbone.layers[layer].register_forward_pre_hook(keep, with_kwargs=True)
+
+    @property
+    def features(self) -> torch.Tensor:
+        """`[rows, S, F]`: what entered the tapped layers at every position that was read, side by side."""
+        kept: torch.Tensor = self.cache.layers[-1].keys
+        return kept[:, 0]
 
     def prefill(self, prompt: torch.Tensor, row: int, start: int = 0) -> torch.Tensor:
         """Read prompt int64 `[n]` into row `row` from position `start` on; the last position's hidden state
