@@ -3,19 +3,22 @@ PYTHON ?= python3
 RECIPE ?= smollm2-135m
 ARGS   ?=
 CANDIDATE ?=
-export RECIPE CANDIDATE # commands read them as "$$RECIPE", so whatever they hold stays one argument
+ACCELERATE ?= single
+export RECIPE CANDIDATE ACCELERATE # commands read them as "$$RECIPE", so whatever they hold stays one argument
 
 BIN   := .venv/bin
 STAMP := .venv/.installed
 TOP   := $(BIN)/distill
+SHARED = $(if $(filter-out single,$(ACCELERATE)),--accelerate "$$ACCELERATE" )
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench smoke test lint format
+.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench benchtraining smoke test lint format
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  RECIPE=NAME chooses recipes/NAME.yaml (default: $(RECIPE)); ARGS="--set a.b=c" changes it.'
+	@echo '  ACCELERATE=NAME samples and trains in the processes of recipes/accelerate/NAME.yaml (default: $(ACCELERATE)).'
 
 setup: $(STAMP) ## Make .venv with everything that the other targets need
 
@@ -28,9 +31,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 distill: $(STAMP) ## Run a whole recipe: sample, train, evaluate, select, export
-	$(TOP) run "$$RECIPE" $(ARGS)
+	$(TOP) run "$$RECIPE" $(SHARED)$(ARGS)
 
-sample train evaluate select export preflight report: $(STAMP)
+sample train evaluate select export: $(STAMP)
+	$(TOP) $@ "$$RECIPE" $(SHARED)$(ARGS)
+
+preflight report: $(STAMP)
 	$(TOP) $@ "$$RECIPE" $(ARGS)
 sample: ## Sample the target's answers
 train: ## Distil the drafter on them (samples first where needed)
@@ -56,11 +62,16 @@ ui: $(STAMP) ## Open MLflow on http://127.0.0.1:5000
 bench: $(STAMP) ## Measure the decoder beside transformers and llama.cpp, on a recipe's trained pair
 	$(TOP) bench decoder "$$RECIPE" $(ARGS)
 
+benchtraining: $(STAMP) ## Measure a training step beside those of trl, on the GPU where there is one
+	$(TOP) bench training $(ARGS)
+
 smoke: $(STAMP) ## Run every stage on tiny random models, in under a minute
 	$(TOP) run smoke $(ARGS)
 
+# A file's tests stay together, for they share fixtures; a thread each, for the models are tiny.
+SHARED_OUT := -n logical --maxprocesses 4 --dist loadfile
 test: $(STAMP) ## Run the tests (CPU, offline, minutes)
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not gpu" $(SHARED_OUT) $(ARGS)
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from data.errors import UserError
 
 if TYPE_CHECKING:
-    from data.signals import Signals
+    from data.signals import Signals, TopK
 
 FAILURES_IN_A_ROW = 10
 """So many failed answers one after another are no bad luck: the server is gone, or misunderstood."""
@@ -35,7 +35,7 @@ class Completion:
     """New token ids, with the end-of-sequence token where the target chose one."""
     finish_reason: str
     """"stop" or "length"."""
-    signals: Signals | None
+    signals: Signals | TopK | None
     """What the target knew at each new token; None from an engine that cannot tell."""
     reencoded: bool = False
     """The engine gave text alone, so `tokens` are our tokenizer's reading of it."""

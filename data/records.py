@@ -5,13 +5,13 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from data.errors import UserError
 from data.files import commit_file
-from data.signals import Signals, concatenate, read_signals, write_signals
+from data.signals import Signals, TopK, check_signals, concatenate, read_signals, rows, write_signals
 
 if TYPE_CHECKING:
     import torch
@@ -60,16 +60,32 @@ class Batch:
     """int64 `[B, T]`."""
     completion_mask: torch.Tensor
     """bool `[B, T]`; the state that predicts the token at t stands at t - 1."""
-    signals: Signals | None
+    signals: Signals | TopK | None
+    position_ids: torch.Tensor | None = None
+    """int64 `[1, T]` where the records stand one after another in one row: each counts from 0."""
+
+    def without_tokens(self) -> Batch:
+        """The same texts with no completion token to train on."""
+        import torch
+
+        none = None if self.signals is None else rows(self.signals, slice(0, 0))
+        return replace(self, completion_mask=torch.zeros_like(self.completion_mask), signals=none)
 
 
 class Samples(Sequence[SampleRecord]):
     """Records and, where the engine kept them, their signals."""
 
-    def __init__(self, records: list[SampleRecord], locations: list[tuple[Signals, int]] | None) -> None:
-        """`locations[i]`: the shard's signals and the first row of record i in them."""
+    def __init__(
+        self,
+        records: list[SampleRecord],
+        locations: Sequence[tuple[Signals | TopK, int]] | None,
+        unchecked: dict[int, Path] | None = None,
+    ) -> None:
+        """`locations[i]`: the shard's signals and the first row of record i in them. `unchecked`: the files
+        whose checksum was not compared yet, by the identity of their signals."""
         self.records = records
         self.locations = locations
+        self.unchecked = {} if unchecked is None else unchecked
 
     def __len__(self) -> int:
         return len(self.records)
@@ -86,18 +102,32 @@ class Samples(Sequence[SampleRecord]):
 
     @property
     def has_signals(self) -> bool:
-        return self.locations is not None
+        """Do they carry the target's hidden states?"""
+        return self.locations is not None and all(isinstance(one, Signals) for one, _ in self.locations)
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The dtype that hidden states are stored in."""
+        assert self.locations is not None and isinstance(self.locations[0][0], Signals)
+        return self.locations[0][0].hidden.dtype
+
+    @property
+    def has_top_k(self) -> bool:
+        """Do they carry the target's most likely ids?"""
+        return self.locations is not None and all(isinstance(one, TopK) for one, _ in self.locations)
 
     @property
     def completion_tokens(self) -> int:
         return sum(record.completion_tokens for record in self.records)
 
-    def signals(self, index: int) -> Signals:
-        """Signals of record `index`: n rows for its n completion tokens."""
+    def signals(self, index: int) -> Signals | TopK:
+        """Signals of record `index`: n rows for its n completion tokens. `UserError` where their file has
+        changed since it was written."""
         assert self.locations is not None, "these samples carry no signals"
         shard, first = self.locations[index]
-        rows = slice(first, first + self.records[index].completion_tokens)
-        return Signals(shard.hidden[rows], shard.logsumexp[rows], shard.argmax[rows])
+        if id(shard) in self.unchecked:
+            check_signals(self.unchecked.pop(id(shard)))
+        return rows(shard, slice(first, first + self.records[index].completion_tokens))
 
     def where(
         self, *, split: str | None = None, temperature: float | None = None, seen_template: bool | None = None
@@ -115,7 +145,7 @@ class Samples(Sequence[SampleRecord]):
     def pick(self, indices: Sequence[int]) -> Samples:
         """The samples at `indices`, in that order."""
         locations = None if self.locations is None else [self.locations[i] for i in indices]
-        return Samples([self.records[i] for i in indices], locations)
+        return Samples([self.records[i] for i in indices], locations, self.unchecked)
 
 
 def shard_path(directory: Path, index: int) -> Path:
@@ -123,7 +153,10 @@ def shard_path(directory: Path, index: int) -> Path:
 
 
 def write_shard(
-    directory: Path, index: int, records: list[SampleRecord], signals: list[Signals] | None
+    directory: Path,
+    index: int,
+    records: list[SampleRecord],
+    signals: Sequence[Signals | TopK] | None,
 ) -> None:
     """Write a shard's records, and first their signals: the Parquet file's presence says that the shard is
     whole.
@@ -159,12 +192,14 @@ def read_records(path: Path) -> list[SampleRecord]:
 def open_samples(directory: Path) -> Samples:
     """All shards of a sampling stage, in order."""
     records: list[SampleRecord] = []
-    locations: list[tuple[Signals, int]] = []
+    locations: list[tuple[Signals | TopK, int]] = []
+    unchecked: dict[int, Path] = {}
     for path in sorted(directory.glob("samples-*.parquet")):
         shard = read_records(path)
         records += shard
         if signals_path(path).exists():
             signals, first = read_signals(signals_path(path)), 0
+            unchecked[id(signals)] = signals_path(path)
             for record in shard:
                 locations.append((signals, first))
                 first += record.completion_tokens
@@ -174,7 +209,7 @@ def open_samples(directory: Path) -> Samples:
                 )
     if not records:
         raise UserError(f"{directory} holds no samples; run the sampling stage first.")
-    return Samples(records, locations if len(locations) == len(records) else None)
+    return Samples(records, locations if len(locations) == len(records) else None, unchecked)
 
 
 def collate(samples: Samples, indices: Sequence[int], pad_id: int) -> Batch:
@@ -191,5 +226,33 @@ def collate(samples: Samples, indices: Sequence[int], pad_id: int) -> Batch:
         input_ids[row, :length] = torch.tensor(record.input_ids)
         attention_mask[row, :length] = 1
         completion_mask[row, :length] = torch.tensor(record.completion_mask)
-    signals = concatenate([samples.signals(i) for i in indices]) if samples.has_signals else None
+    signals = _signals(samples, indices)
     return Batch(input_ids, attention_mask, completion_mask, signals)
+
+
+def pack(samples: Samples, indices: Sequence[int], pad_id: int) -> Batch:
+    """Records `indices` as one batch of one row, one after another without padding.
+
+    The positions begin at 0 with each, by which transformers keeps their attention apart. `pad_id` is not
+    needed: the arguments are `collate`'s.
+    """
+    import torch
+
+    records = [samples[i] for i in indices]
+    ids = [id_ for record in records for id_ in record.input_ids]
+    mask = [bit for record in records for bit in record.completion_mask]
+    positions = [place for record in records for place in range(len(record.input_ids))]
+    signals = _signals(samples, indices)
+    return Batch(
+        torch.tensor([ids]),
+        torch.ones(1, len(ids), dtype=torch.int64),
+        torch.tensor([mask]),
+        signals,
+        torch.tensor([positions]),
+    )
+
+
+def _signals(samples: Samples, indices: Sequence[int]) -> Signals | TopK | None:
+    if samples.locations is None:
+        return None
+    return concatenate([samples.signals(i) for i in indices])

@@ -7,7 +7,9 @@ budget. A shard that is on disk is whole. Samples that an engine could not give 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from data.vllm_engine import VllmConfig
 
 BATCHES_PER_SHARD = 4  # finished rows are refilled inside a shard; an interruption loses at most one
 SUMMARY = "samples.json"
+_LOOK_SECONDS = 5  # between two looks at what other processes have done
 
 
 class SampleConfig(BaseModel):
@@ -176,6 +179,7 @@ def run(
         total += count if training else 0
         if total >= config.tokens:
             break
+    drop_shards_after(directory, index)
     write_json(directory / SUMMARY, summarise(directory))
     if total < config.tokens // 2:
         raise UserError(
@@ -183,6 +187,68 @@ def run(
             f"{config.tokens}: add prompts, raise samples_per_prompt or lower the budget."
         )
     return total
+
+
+class _Enough(Exception):
+    """The budget is reached by what other processes have sampled."""
+
+
+def run_share(
+    prompts: Sequence[tuple[Prompt, Sequence[int]]],
+    engine: SamplingEngine,
+    config: SampleConfig,
+    *,
+    held_out: int,
+    seed: int,
+    directory: Path,
+    on_tokens: Callable[[int], None],
+    share: int,
+    shares: int,
+    elsewhere: Sequence[Path] = (),
+) -> None:
+    """One process's part of a sampling that `shares` processes do together: every `shares`-th shard of the
+    one plan, from number `share` on, until the shards without a gap reach the budget. `run` then counts them
+    all and takes away what was sampled ahead: the outcome is byte for byte that of one process with as many
+    threads as each of these has.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokens: list[int] = []  # of the training split, by shard, as far as there is no gap
+    shards = list(plan(prompts, config, held_out=held_out, seed=seed))
+    looked = time.monotonic()
+
+    def enough() -> bool:
+        while len(tokens) < len(shards) and (path := shard_path(directory, len(tokens))).exists():
+            training = shards[len(tokens)][0].prompt.split == "train"
+            records = read_records(path) if training else []
+            tokens.append(sum(record.completion_tokens for record in records))
+        return sum(tokens) >= config.tokens
+
+    def heard(count: int) -> None:
+        nonlocal looked
+        on_tokens(count)
+        if time.monotonic() - looked > _LOOK_SECONDS:
+            looked = time.monotonic()
+            if enough():
+                raise _Enough
+
+    with contextlib.suppress(_Enough):
+        for index in range(share, len(shards), shares):
+            if enough():
+                break
+            if not shard_path(directory, index).exists():
+                adopt_shard(directory, index, elsewhere)
+            if not shard_path(directory, index).exists():
+                training = shards[index][0].prompt.split == "train"
+                sample_shard(shards[index], engine, config, directory, index, heard if training else _unheard)
+
+
+def drop_shards_after(directory: Path, last: int) -> None:
+    """Delete the shards past number `last`: a process may have sampled ahead of the end."""
+    index = last + 1
+    for shard in sorted(directory.glob("samples-*.parquet")):
+        if shard >= shard_path(directory, index):
+            for path in (shard, signals_path(shard), quarantine_path(shard)):
+                path.unlink(missing_ok=True)
 
 
 def _unheard(count: int) -> None:

@@ -3,17 +3,23 @@ itself.
 
 With the last hidden state and the log-normaliser, the target's true probability of any subset of ids costs
 one product with those rows of its head: training never runs the target again, and a reduced vocabulary never
-needs the full head.
+needs the full head. Where hidden states are too large to keep, the most likely ids with their probabilities,
+and the mass of all others together, take their place.
 
-Shapes: N completion tokens, H hidden size.
+A file's header holds a checksum of its contents, which is compared when its first row is used.
+
+Shapes: N completion tokens, H hidden size, K ids kept of each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from data.errors import UserError
 from data.files import commit_file
 
 if TYPE_CHECKING:
@@ -21,44 +27,101 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Signals:
+class SignalRows:
+    """Tensors with a row per completion token."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors().values())))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By their names, as they stand in a file."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass
+class Signals(SignalRows):
     """Signals of N completion tokens; row n belongs to the state that predicts token n."""
 
     hidden: torch.Tensor
-    """`[N, H]`: the target's last hidden state after its final norm, in the target's dtype."""
+    """`[N, H]`: the target's last hidden state after its final norm, in the target's dtype, or stored in half
+    (`evaluation.signals.in_half` says what that may change)."""
     logsumexp: torch.Tensor
     """float32 `[N]`: log-normaliser over the full vocabulary of logits / signal temperature."""
     argmax: torch.Tensor
     """int64 `[N]`: the target's most likely id."""
 
-    def __len__(self) -> int:
-        return self.hidden.shape[0]
+
+@dataclass
+class TopK(SignalRows):
+    """The K most likely ids at N completion tokens; row n belongs to the state that predicts token n."""
+
+    ids: torch.Tensor
+    """int32 `[N, K]`, the most likely first."""
+    log_probs: torch.Tensor
+    """float32 `[N, K]`: true log-probabilities at the signal temperature, normalised over all ids."""
+    tail: torch.Tensor
+    """float32 `[N]`: the mass of all other ids together, between 0 and 1."""
 
 
-def concatenate(parts: list[Signals]) -> Signals:
+Kind = TypeVar("Kind", bound=SignalRows)
+
+
+def concatenate(parts: Sequence[Kind]) -> Kind:
     """Signals of several completions, one after another."""
     import torch
 
-    return Signals(
-        torch.cat([part.hidden for part in parts]),
-        torch.cat([part.logsumexp for part in parts]),
-        torch.cat([part.argmax for part in parts]),
-    )
+    tensors = [part.tensors() for part in parts]
+    return _same_kind(parts[0], {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]})
 
 
-def write_signals(path: Path, parts: list[Signals]) -> None:
+def rows(signals: Kind, which: slice) -> Kind:
+    """Those of some of the tokens."""
+    return _same_kind(signals, {name: tensor[which] for name, tensor in signals.tensors().items()})
+
+
+def _same_kind(like: Kind, tensors: dict[str, torch.Tensor]) -> Kind:
+    make: Any = type(like)
+    made: Kind = make(**tensors)
+    return made
+
+
+def write_signals(path: Path, parts: Sequence[Kind]) -> None:
     """One safetensors file with the signals of a shard's records in their order."""
     from safetensors.torch import save_file
 
-    joined = concatenate(parts)
-    tensors = {"hidden": joined.hidden, "logsumexp": joined.logsumexp, "argmax": joined.argmax}
+    tensors = {name: tensor.contiguous() for name, tensor in concatenate(parts).tensors().items()}
     temporary = path.with_suffix(".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+    save_file(tensors, temporary, metadata={"sha256": _digest(tensors)})
     commit_file(temporary, path)
 
 
-def read_signals(path: Path) -> Signals:
+def read_signals(path: Path) -> Signals | TopK:
     """The signals of a shard, memory-mapped: rows are read when they are used."""
     from safetensors.torch import load_file
 
-    return Signals(**load_file(path))
+    tensors = load_file(path)
+    return TopK(**tensors) if "ids" in tensors else Signals(**tensors)
+
+
+def check_signals(path: Path) -> None:
+    """Raise `UserError` where a shard's signals are not those that were written; reads all of the file."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    with safe_open(path, framework="pt") as file:
+        wanted = (file.metadata() or {}).get("sha256")  # files of earlier versions hold none
+    if wanted is not None and _digest(load_file(path)) != wanted:
+        raise UserError(
+            f"{path} has changed since it was written: delete it and its shard, and sample again."
+        )
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        contents: Any = tensors[name].flatten().view(torch.uint8).numpy()
+        digest.update(contents)
+    return digest.hexdigest()

@@ -24,17 +24,19 @@ from torch import Tensor
 
 from data.files import commit_file
 from data.records import Samples, collate
-from distill.chunked import TargetRows
+from data.signals import Signals
+from distill.heads import TargetRows, TopKRows
 from distill.loss_config import LossConfig
 from distill.losses import forward_kl
 from distill.models import load_drafter
 from evaluation.signals import completion_states, target_signals
 
 if TYPE_CHECKING:
-    from data.signals import Signals
     from distill.models import Target
     from distill.train import Report, TrainConfig
     from evaluation.decoder.drafters import DraftModel
+
+Told = TargetRows | TopKRows
 
 _BLOCK_ELEMENTS = 1 << 24  # of one [rows, ids] block of logits
 
@@ -44,29 +46,32 @@ def chosen_count(tokens: int, share: float) -> int:
     return max(1, round(share * tokens))
 
 
-@torch.no_grad()
 def most_learnable(
     hidden_NH: Tensor,
     head_VH: Tensor,
-    target: TargetRows,
+    target: Told,
     reference_N: Tensor,
     *,
     temperature: float,
     share: float,
-) -> Tensor:
-    """The rows (int64, rising) whose forward KL exceeds that of the reference, `reference_N`, by most."""
+) -> tuple[Tensor, Told]:
+    """Hidden states and target of the share of tokens whose forward KL exceeds that of the reference,
+    `reference_N`, by most; in their order."""
     gap_N = token_kl(hidden_NH, head_VH, target, temperature) - reference_N
-    return torch.topk(gap_N, chosen_count(len(gap_N), share)).indices.sort().values
+    rows = torch.topk(gap_N, chosen_count(len(gap_N), share)).indices.sort().values
+    if isinstance(target, TopKRows):
+        return hidden_NH[rows], TopKRows(target.ids_NK[rows], target.log_probs_NK[rows], target.tail_N[rows])
+    normaliser = None if target.logsumexp_N is None else target.logsumexp_N[rows]
+    return hidden_NH[rows], TargetRows(target.hidden_NT[rows], target.head_VT, normaliser)
 
 
 @torch.no_grad()
-def token_kl(hidden_NH: Tensor, head_VH: Tensor, target: TargetRows, temperature: float) -> Tensor:
+def token_kl(hidden_NH: Tensor, head_VH: Tensor, target: Told, temperature: float) -> Tensor:
     """Forward KL of each token, float32 [N], a block of rows at a time."""
     result = torch.empty(len(hidden_NH), device=hidden_NH.device)
     for block in _blocks(len(hidden_NH), len(head_VH)):
-        draft = (hidden_NH[block] @ head_VH.T).float() / temperature
-        logits = (target.hidden_NT[block] @ target.head_VT.T).float() / temperature
-        result[block] = forward_kl(draft, logits - target.logsumexp_N[block, None])
+        draft = ((hidden_NH[block] @ head_VH.T).float() / temperature).log_softmax(-1)
+        result[block] = forward_kl(draft, target.log_probs(block, draft, temperature))
     return result
 
 
@@ -179,7 +184,9 @@ def _batches(
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         batch = collate(samples, chosen, target.pad_id)
-        told = batch.signals or target_signals(target.model, batch, temperature)
+        told = batch.signals
+        if not isinstance(told, Signals):
+            told = target_signals(target.model, batch, temperature)
         yield chosen, told, torch.arange(len(chosen)).repeat_interleave(batch.completion_mask[:, 1:].sum(-1))
 
 

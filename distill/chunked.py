@@ -13,26 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distill.heads import Head, TargetRows, TopKRows
 from distill.loss_config import LossName
 from distill.losses import divergence
 
-# Elements of one [rows, V] block, of which about four live at once: 64 MiB each in float32 on a CPU, where
-# 128 rows and more run equally fast; an accelerator wants longer blocks for a large vocabulary.
-_BLOCK_ELEMENTS_CPU = 1 << 24
+# Elements of one [rows, V] block, of which about four live at once: 32 MiB each in float32 on a CPU, or 128
+# rows, from which on they run equally fast; an accelerator wants longer blocks.
+_BLOCK_ELEMENTS_CPU = 1 << 23
 _BLOCK_ELEMENTS_ACCELERATOR = 1 << 26
-
-
-@dataclass(frozen=True)
-class TargetRows:
-    """What the target says at N positions, restricted to the draft vocabulary without storing [N, V].
-
-    True log-probabilities are `hidden_NT @ head_VT.T / temperature - logsumexp_N`, where `logsumexp_N` is the
-    log-normaliser over the target's full vocabulary at that same temperature.
-    """
-
-    hidden_NT: Tensor
-    head_VT: Tensor
-    logsumexp_N: Tensor
+_ROWS_AT_LEAST = 128
 
 
 @dataclass(frozen=True)
@@ -49,9 +38,9 @@ class LossSums:
 def chunked_loss(
     name: LossName,
     draft_hidden_NH: Tensor,
-    draft_head_VH: Tensor,
+    draft_head: Tensor | Head,
     *,
-    target: TargetRows | None = None,
+    target: TargetRows | TopKRows | None = None,
     labels_N: Tensor | None = None,
     temperature: float = 1.0,
     eta: float = 3.0,
@@ -66,7 +55,7 @@ def chunked_loss(
     and sums are in float32 (float64 for float64 inputs), products in the inputs' dtype or in autocast's.
 
     Args:
-        draft_hidden_NH, draft_head_VH: floating point; the head's rows are the draft vocabulary in order.
+        draft_hidden_NH, draft_head: floating point; the head's rows are the draft vocabulary in order.
         target: required by all but `cross_entropy`. labels_N: required by `cross_entropy`, see there.
         rows_per_chunk: rows of one block; by default as many as bound a block's memory, hundreds in practice.
 
@@ -85,10 +74,12 @@ def chunked_loss(
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
     block_elements = _BLOCK_ELEMENTS_CPU if device_type == "cpu" else _BLOCK_ELEMENTS_ACCELERATOR
-    rows = rows_per_chunk or max(1, block_elements // draft_head_VH.shape[0])
-    settings = _Settings(name, temperature, eta, beta, rows, dtype)
-    parts = (None, None, None) if target is None else (target.hidden_NT, target.head_VT, target.logsumexp_N)
-    loss, acceptance = _ChunkedLoss.apply(draft_hidden_NH, draft_head_VH, *parts, labels_N, settings)
+    head = draft_head if isinstance(draft_head, Head) else Head(draft_head)
+    rows = rows_per_chunk or max(_ROWS_AT_LEAST, block_elements // head.weight_VH.shape[0])
+    settings = _Settings(name, temperature, eta, beta, rows, dtype, head.scale, head.soft_cap)
+    loss, acceptance = _ChunkedLoss.apply(
+        draft_hidden_NH, head.weight_VH, head.bias_V, target, labels_N, settings
+    )
     return LossSums(loss, None if name == "cross_entropy" else acceptance)
 
 
@@ -100,15 +91,17 @@ class _Settings:
     beta: float
     rows: int
     dtype: torch.dtype  # of the products
+    scale: float
+    soft_cap: float | None
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_NH, head_VH, target_hidden_NT, target_head_VT, logsumexp_N, labels_N, settings):  # type: ignore[no-untyped-def,override]
+    def forward(ctx, hidden_NH, weight_VH, bias_V, target, labels_N, settings):  # type: ignore[no-untyped-def,override]
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            run = _Run(hidden_NH, head_VH, target_hidden_NT, target_head_VT, logsumexp_N, labels_N, settings)
-            loss, acceptance, grad_hidden, grad_head = run.sums(*ctx.needs_input_grad[:2])
-        ctx.save_for_backward(grad_hidden, grad_head)
+            run = _Run(hidden_NH, weight_VH, bias_V, target, labels_N, settings)
+            loss, acceptance, *gradients = run.sums(*ctx.needs_input_grad[:3])
+        ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(acceptance)
         return loss, acceptance
 
@@ -116,7 +109,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss, _):  # type: ignore[no-untyped-def,override]
         grads = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None
 
 
 class _Run:
@@ -126,32 +119,39 @@ class _Run:
     def __init__(
         self,
         hidden_NH: Tensor,
-        head_VH: Tensor,
-        target_hidden_NT: Tensor | None,
-        target_head_VT: Tensor | None,
-        logsumexp_N: Tensor | None,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        target: TargetRows | TopKRows | None,
         labels_N: Tensor | None,
         settings: _Settings,
     ) -> None:
         self.settings = settings
-        self.out_dtypes = hidden_NH.dtype, head_VH.dtype
+        self.out_dtypes = hidden_NH.dtype, weight_VH.dtype
         self.work_dtype = torch.promote_types(settings.dtype, torch.float32)
-        self.hidden_NH, self.head_VH = hidden_NH.to(settings.dtype), head_VH.to(settings.dtype)
-        self.target_hidden_NT, self.target_head_VT = target_hidden_NT, target_head_VT
-        self.logsumexp_N, self.labels_N = logsumexp_N, labels_N
+        self.hidden_NH, self.head_VH = hidden_NH.to(settings.dtype), weight_VH.to(settings.dtype)
+        self.head = Head(self.head_VH, bias_V, settings.scale, settings.soft_cap)
+        self.target, self.labels_N = target, labels_N
 
-    def sums(self, for_hidden: bool, for_head: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """(loss, acceptance, gradient in the hidden states, gradient in the head), the gradients where
-        wanted."""
+    def sums(
+        self, for_hidden: bool, for_head: bool, for_bias: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """(loss, acceptance, gradient in the hidden states, in the head's weight, in its bias), the gradients
+        where wanted."""
         loss = acceptance = self.hidden_NH.new_zeros((), dtype=self.work_dtype)
         grad_hidden_NH = torch.empty_like(self.hidden_NH) if for_hidden else None
         grad_head_VH = torch.zeros_like(self.head_VH, dtype=self.work_dtype) if for_head else None
+        bias_V = self.head.bias_V
+        grad_bias_V = torch.zeros_like(bias_V, dtype=self.work_dtype) if for_bias else None  # type: ignore[arg-type]
         weight = self._kl_weight()
         for block in self._blocks():
-            loss_block, acceptance_block, grad_nV = self._block(block, weight, for_hidden or for_head)
+            loss_block, acceptance_block, grad_nV = self._block(
+                block, weight, for_hidden or for_head or for_bias
+            )
             loss, acceptance = loss + loss_block, acceptance + acceptance_block
             if grad_nV is None:
                 continue
+            if grad_bias_V is not None:
+                grad_bias_V += grad_nV.sum(0)
             grad_nV = grad_nV.to(self.settings.dtype)
             if grad_hidden_NH is not None:
                 torch.mm(grad_nV, self.head_VH, out=grad_hidden_NH[block])
@@ -164,7 +164,10 @@ class _Run:
             grad_hidden_NH = grad_hidden_NH.to(self.out_dtypes[0])
         if grad_head_VH is not None:
             grad_head_VH = grad_head_VH.to(self.out_dtypes[1])
-        return loss, acceptance, grad_hidden_NH, grad_head_VH
+        if grad_bias_V is not None:
+            assert bias_V is not None
+            grad_bias_V = grad_bias_V.to(bias_V.dtype)
+        return loss, acceptance, grad_hidden_NH, grad_head_VH, grad_bias_V
 
     def _blocks(self) -> Iterator[slice]:
         for start in range(0, len(self.hidden_NH), self.settings.rows):
@@ -176,34 +179,31 @@ class _Run:
             return None
         overlap = self.hidden_NH.new_zeros((), dtype=self.work_dtype)
         for block in self._blocks():
-            overlap += torch.minimum(
-                self._draft_logits(block).softmax(-1), self._target_log_probs(block).exp_()
-            ).sum()
+            log_draft_nV = self._log_draft(block)[0]
+            log_target_nV = self._target_log_probs(block, log_draft_nV)
+            overlap += torch.minimum(log_draft_nV.exp_(), log_target_nV.exp_()).sum()
         return self._weight(overlap)
 
     def _weight(self, overlap: Tensor) -> Tensor:
         return torch.exp(-self.settings.eta * overlap / len(self.hidden_NH))
 
-    def _draft_logits(self, block: slice) -> Tensor:
-        logits_nV = (self.hidden_NH[block] @ self.head_VH.T).to(self.work_dtype)
-        return logits_nV if self.settings.temperature == 1 else logits_nV.div_(self.settings.temperature)
-
-    def _target_log_probs(self, block: slice) -> Tensor:
-        assert (
-            self.target_hidden_NT is not None
-            and self.target_head_VT is not None
-            and self.logsumexp_N is not None
-        )
-        logits_nV = (self.target_hidden_NT[block] @ self.target_head_VT.T).to(self.work_dtype)
+    def _log_draft(self, block: slice) -> tuple[Tensor, Tensor | float]:
+        """The draft's log-probabilities [n, V] of a block, and the slope of its logits over the product."""
+        logits_nV = self.head.logits(self.hidden_NH[block], self.work_dtype)
+        slope = self.head.slope(logits_nV)
         if self.settings.temperature != 1:
             logits_nV.div_(self.settings.temperature)
-        return logits_nV.sub_(self.logsumexp_N[block].to(self.work_dtype).unsqueeze(-1))
+        return torch.log_softmax(logits_nV, dim=-1), slope
+
+    def _target_log_probs(self, block: slice, log_draft_nV: Tensor) -> Tensor:
+        assert self.target is not None
+        return self.target.log_probs(block, log_draft_nV, self.settings.temperature)
 
     def _block(
         self, block: slice, weight: Tensor | None, want_grad: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Loss, acceptance and the gradient in the product `hidden @ head.T` of one block of n rows."""
-        log_draft_nV = torch.log_softmax(self._draft_logits(block), dim=-1)
+        """Loss, acceptance and the gradient in `hidden @ weight.T + bias` of one block of n rows."""
+        log_draft_nV, slope = self._log_draft(block)
         if self.settings.name == "cross_entropy":
             loss, grad_nV = self._cross_entropy_block(block, log_draft_nV, want_grad)
             overlap = loss.new_zeros(())
@@ -211,6 +211,8 @@ class _Run:
             loss, overlap, grad_nV = self._divergence_block(block, log_draft_nV, weight, want_grad)
         if grad_nV is not None and self.settings.temperature != 1:
             grad_nV.div_(self.settings.temperature)
+        if grad_nV is not None and not (isinstance(slope, float) and slope == 1):
+            grad_nV.mul_(slope)
         return loss, overlap, grad_nV
 
     def _cross_entropy_block(
@@ -232,7 +234,7 @@ class _Run:
         """All but cross-entropy; forward KL, TVD and their mix by hand and in place, for each pass over
         [n, V] costs about as much as a tenth of a product."""
         name = self.settings.name
-        log_target_nV = self._target_log_probs(block)
+        log_target_nV = self._target_log_probs(block, log_draft_nV)
         target_nV = log_target_nV.exp()
         if name not in ("forward_kl", "tvd", "lk_hybrid"):
             return self._eager_block(log_draft_nV, log_target_nV, target_nV, want_grad)

@@ -34,8 +34,6 @@ STAGE_COMMANDS = {
     "select": "register the drafter in MLflow and decide the champion (measured first where missing)",
     "export": "write the drafter in the form that servers load (trained and measured first where missing)",
 }
-BENCH_RECIPES = {"decoder": "smollm2-135m", "alignment": "smollm2-135m-open"}
-"""What can be measured beside peers, and on which recipe unless another is named."""
 _OUTSIDE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -85,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in STAGE_COMMANDS.items():
         command = _recipe_command(commands, name, text)
         command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
+        command.add_argument(
+            "--accelerate",
+            default="single",
+            metavar="NAME",
+            help="sample and train in the processes of recipes/accelerate/NAME.yaml or a .yaml file (single)",
+        )
         if name == "evaluate":
             command.add_argument(
                 "--require",
@@ -110,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
-    bench.add_argument("what", choices=[*BENCH_RECIPES])
+    bench.add_argument("what", choices=["decoder", "training", "alignment"])
     bench.add_argument(
         "recipe",
         nargs="?",
@@ -218,15 +222,17 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def _run_stages(options: argparse.Namespace, stage: str) -> "Result":
     from distill.preflight import check
+    from distill.processes import read_processes
     from distill.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.set)
+    processes = read_processes(getattr(options, "accelerate", "single"))
     findings = check(recipe, runs_folder())
     findings.raise_if_blocked()
 
     from distill.pipeline import run
 
-    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say)
+    return run(recipe, runs_folder(), stage, fresh=options.fresh, say=_say, processes=processes)
 
 
 def _report(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -308,23 +314,32 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    name = options.recipe or BENCH_RECIPES[options.what]
     if options.what == "alignment":
-        return _bench_alignment(options, name)
+        return _bench_alignment(options)
     if options.tokens is not None or options.arms is not None:
         raise UserError("--tokens and --arms are for `distill bench alignment`: leave them out here")
+    if options.what == "training":
+        from distill.bench import training
+
+        if options.recipe is not None or options.set:
+            raise UserError("bench training compares random models of set sizes: leave the recipe out")
+        answer = training.bench(_say)
+        if not options.json:
+            print(training.report(answer))
+        return answer, 0
     from distill.bench.command import bench, report
     from distill.recipe import load_recipe
 
-    answer = bench(load_recipe(name, options.set), runs_folder(), say=_say)
+    answer = bench(load_recipe(options.recipe or "smollm2-135m", options.set), runs_folder(), say=_say)
     if not options.json:
         print(report(answer))
     return answer, 0
 
 
-def _bench_alignment(options: argparse.Namespace, name: str) -> tuple[dict[str, Any], int]:
+def _bench_alignment(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from distill.bench.alignment import ARMS, TOKENS, bench
 
+    name = options.recipe or "smollm2-135m-open"
     arms = list(ARMS) if options.arms is None else options.arms.split(",")
     tokens = TOKENS if options.tokens is None else options.tokens
     answer = bench(name, options.set, tokens, arms, runs_folder(), _say)

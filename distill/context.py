@@ -21,10 +21,11 @@ from evaluation.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from data.records import Samples
     from distill.models import Target
+    from distill.processes import Processes
     from distill.tracking import Tracker
     from evaluation.decoder.drafters import DraftModel
 
@@ -43,6 +44,8 @@ class Run:
     say: Say
     stack: ExitStack
     """Closed when the run ends, with the error that ended it."""
+    processes: "Processes | None" = None
+    """Those that share sampling and training; None where this process does all."""
 
     @property
     def cache(self) -> Path:
@@ -58,7 +61,7 @@ class Run:
     @property
     def kept_signal_temperature(self) -> float | None:
         """The temperature of the signals that sampling keeps; None where training asks the target itself."""
-        return self.signal_temperature if self.recipe.train.signal == "hidden" else None
+        return None if self.recipe.train.signal == "live" else self.signal_temperature
 
     @property
     def metric(self) -> Literal["greedy", "sampled", "argmax"]:
@@ -79,7 +82,7 @@ class Run:
         from distill.tracking import Tracker
 
         recipe = self.recipe
-        tracker = Tracker.start(recipe.resolved(), recipe.name, recipe.target.model, self.runs_dir)
+        tracker = Tracker.start(recipe.resolved(), recipe.name, recipe.target.name, self.runs_dir)
         return self.stack.enter_context(tracker)
 
     @cached_property
@@ -98,6 +101,15 @@ class Run:
     def target(self) -> "Target":
         """The loaded target."""
         return load_target(self.recipe.target, self.cache, self.device)
+
+    def full_target(self) -> "PreTrainedModel":
+        """The target without quantisation, loaded anew at each call."""
+        import torch
+
+        from distill.models import load_model
+
+        model = load_model(self.target_folder, getattr(torch, self.recipe.target.dtype))
+        return model.requires_grad_(False).eval().to(self.device)
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -152,6 +164,12 @@ class Run:
             "max_prompt_tokens": recipe.data.max_prompt_tokens,
             "signal_temperature": self.kept_signal_temperature,
         }
+        if recipe.train.signal == "hidden_half":
+            sampled["signal"] = "float16"
+        if recipe.train.signal == "topk":
+            sampled["signal"] = recipe.train.top_k
+        if recipe.target.quantization != "none":
+            sampled["quantization"] = recipe.target.quantization
         read = {"target": model_digest(self.target_folder), "prompts": prompts_digest(prompts)}
         if self.sampling_drafter_folder is not None:
             read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)

@@ -8,9 +8,9 @@ Three starts, by `draft.init.from`:
 - `shipped:NAME` and `models:/NAME@ALIAS`: a drafter that comes with the project (`distill.compact`), or a
   registered candidate; already distilled, with the draft vocabulary it was trained on.
 
-The draft vocabulary (`draft.vocab_size`): a candidate that already has exactly that many head rows keeps its
-own vocabulary. Everything else gets the most frequent ids of the target's outputs, each row copied from the
-source's own head where it has that id, and from the target's head where it has not (same hidden size only).
+The draft vocabulary (`draft.vocab_size`): the most frequent ids of the samples; what room is left goes to ids
+that the start covers already. Each row is copied from the start's own head where it has that id, and from the
+target's head where it has not (same hidden size only).
 
 Every drafter that is built here has an untied head, so that its input embedding can stay frozen: a drafter
 pruned from the target shares the target's embedding, in memory and in an export. Only a family member taken
@@ -202,7 +202,10 @@ def _load_source(
     if name == "target":
         if config.init.layers is None and config.init.layer_count is None:
             raise UserError("draft.init.layers is missing: name the target's layers that the drafter keeps.")
-        return DraftModel(target.model, None)
+        if not target.quantized:
+            return DraftModel(target.model, None)
+        assert target.folder is not None
+        return DraftModel(load_model(target.folder, target.model.dtype).to(target.model.device), None)
     if name.startswith(_REGISTERED_PREFIX):
         source = load_drafter(resolve_candidate(name), target.model.device)
         _check_same_vocabulary_size(source.model, name, target)
@@ -257,10 +260,14 @@ def _draft_vocab(
 
     if config.vocab_size is None:
         return None
-    if source.vocab is not None and len(source.vocab) == config.vocab_size:
+    own_rows_only = source.model.config.hidden_size != target.model.config.hidden_size
+    if source.vocab is not None and len(source.vocab) == config.vocab_size and own_rows_only:
         return source.vocab
     always = {*target.eos_ids, target.pad_id, *target.tokenizer.all_special_ids}
-    vocab = choose_draft_vocab(token_counts, config.vocab_size, always)
+    counts = 2 * token_counts.cpu()  # so that an id of the start outranks only those that the samples lack
+    if source.vocab is not None:
+        counts[source.vocab.cpu()] += 1
+    vocab = choose_draft_vocab(counts, config.vocab_size, always)
     return None if len(vocab) == len(token_counts) else vocab.to(target.model.device)
 
 

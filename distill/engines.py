@@ -6,19 +6,81 @@ for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.engines import SampleRequest, SamplingEngine
+from data.engines import Completion, Failure, SampleRequest, SamplingEngine
 from data.openai_api import AnswerReader
 from data.records import shard_path
-from data.sample import adopt_shard, plan
+from data.sample import SampleConfig, adopt_shard, plan
+from data.signals import Signals, TopK
 from distill.identity import model_form
 
 if TYPE_CHECKING:
     from distill.context import Run
     from evaluation.decoder.drafters import DraftModel
+
+
+@dataclass
+class Kept:
+    """An engine whose completions keep their signals in another form."""
+
+    engine: SamplingEngine
+    form: Callable[[Signals], Signals | TopK]
+
+    @property
+    def gains(self) -> list[Any]:
+        """Of the engine's drafter, where it has one."""
+        return getattr(self.engine, "gains", [])
+
+    def sample(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        on_tokens: Callable[[int], None],
+    ) -> Sequence[Completion | Failure]:
+        """See `data.engines.SamplingEngine`."""
+        completions = self.engine.sample(
+            requests, temperature=temperature, max_new_tokens=max_new_tokens, on_tokens=on_tokens
+        )
+        for completion in completions:
+            if isinstance(completion, Completion) and isinstance(completion.signals, Signals):
+                completion.signals = self.form(completion.signals)
+        return completions
+
+
+@dataclass
+class EngineOnDemand:
+    """An engine that is made when it is first asked: where every shard is there, no target is loaded."""
+
+    make: Callable[[], SamplingEngine]
+    made: SamplingEngine | None = None
+
+    def sample(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        on_tokens: Callable[[int], None],
+    ) -> Sequence[Completion | Failure]:
+        """See `data.engines.SamplingEngine`."""
+        self.made = self.made or self.make()
+        return self.made.sample(
+            requests, temperature=temperature, max_new_tokens=max_new_tokens, on_tokens=on_tokens
+        )
+
+
+def can_share(config: SampleConfig) -> bool:
+    """Can several processes share a sampling? Only our own decoder's: a server works in parallel already, and
+    a drafter's gain is measured over one sequence of shards.
+    """
+    return config.engine == "builtin" and config.drafter is None
 
 
 def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEngine:
@@ -57,6 +119,26 @@ def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEn
         "max_length": max_length,
         "signal_temperature": run.kept_signal_temperature,
     }
+    return kept(run, _own_decoder(run, shape))
+
+
+def kept(run: Run, engine: SamplingEngine) -> SamplingEngine:
+    """`engine`, with its signals in the form that the recipe trains on."""
+    from evaluation.signals import in_half, top_k_of
+
+    train = run.recipe.train
+    if train.signal == "hidden_half":
+        return Kept(engine, in_half)
+    if train.signal == "topk":
+        head = run.target.model.get_output_embeddings().weight.detach()
+        return Kept(
+            engine, partial(top_k_of, head_VH=head, count=train.top_k, temperature=run.signal_temperature)
+        )
+    return engine
+
+
+def _own_decoder(run: Run, shape: dict[str, Any]) -> SamplingEngine:
+    config = run.recipe.sample
     if run.sampling_drafter_folder is not None:
         from distill.self_acceleration import SpeculativeSampler
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from data.errors import UserError
 from data.files import replace_directory, write_json
+from distill.quantize import Quantization, check_here, loading_options
 from distill.resolve import model_digest, resolve_model
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ class TargetConfig(BaseModel):
     revision: str | None = None
     """Commit, tag or branch on the hub; for hub ids only."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    quantization: Quantization = "none"
+    """`nf4` or `int8`: its layers' weights as bitsandbytes rounds them. That is another target than the full
+    one: it is sampled, distilled from and measured as such."""
+
+    @property
+    def name(self) -> str:
+        """The target as experiments, reports and exports name it."""
+        return self.model if self.quantization == "none" else f"{self.model} ({self.quantization})"
 
 
 @dataclass
@@ -49,6 +58,10 @@ class Target:
     """Changes when the weights, the config or the tokenizer change: the hub commit, or a hash of the
     files."""
     name: str
+    folder: Path | None = None
+    """The model's files."""
+    quantized: bool = False
+    """Are its layers' weights rounded, so that no drafter can be cut out of them?"""
 
 
 def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | str) -> Target:
@@ -57,31 +70,45 @@ def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | st
     from transformers import AutoTokenizer
 
     path = resolve_model(config.model, config.revision, cache_dir)
-    model = load_model(path, getattr(torch, config.dtype))
+    dtype = getattr(torch, config.dtype)
+    check_here(config.quantization, "adamw", torch.cuda.is_available())
+    model = load_model(path, dtype, loading_options(config.quantization, dtype, device))
     check_plain_head(model, config.model)
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     eos_ids = _eos_ids(
         model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id
     )
-    model.requires_grad_(False).eval().to(device)
+    model.requires_grad_(False).eval()
+    quantized = config.quantization != "none"
+    if not quantized:  # the other one is on its device, and refuses to be moved
+        model.to(device)
     return Target(
         model=model,
         tokenizer=tokenizer,
         eos_ids=eos_ids,
         pad_id=_pad_id(model, tokenizer, eos_ids),
         digest=model_digest(path),
-        name=config.model,
+        name=config.name,
+        folder=path,
+        quantized=quantized,
     )
 
 
-def load_model(path: Path, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
+def load_model(
+    path: Path, dtype: torch.dtype | Literal["auto"], options: dict[str, Any] | None = None
+) -> PreTrainedModel:
     """The causal LM in a local directory, from safetensors; `UserError` where its weights are not those of
-    its config (transformers would fill what is missing with random numbers)."""
+    its config (transformers would fill what is missing with random numbers). `options` go to transformers."""
     from transformers import AutoModelForCausalLM
 
     with without_bars():
         model, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            path,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **(options or {}),
         )
     wrong = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     if wrong:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,13 @@ from distill.identity import environment
 from distill.progress import Progress
 from distill.recipe import Recipe
 from distill.stages import Outcome, Say, recipe_lock, run_stage
+from distill.system_metrics import system_metrics
+from distill.tracking import tracking_uri
 
 if TYPE_CHECKING:
+    from distill.processes import Processes
     from distill.tracking import Tracker
+    from distill.train import Report
 
 NEEDS = {
     "run": ("sample", "train", "evaluate", "select", "export"),
@@ -75,13 +80,23 @@ class Result:
         }
 
 
-def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) -> Result:
+def run(
+    recipe: Recipe,
+    runs_dir: Path,
+    command: str,
+    *,
+    fresh: bool,
+    say: Say,
+    processes: "Processes | None" = None,
+) -> Result:
     """Bring the stages that `command` needs up to date.
 
     Args:
         command: one of `NEEDS`: "run" for everything, or the name of the last stage wanted.
         fresh: begin the stage of the command's name again ("run": all of them).
         say: told in sentences what happens.
+        processes: those that share sampling and training. They change who works, never what comes out: what
+            a recipe's keys are and, up to rounding, what is trained.
 
     Raises `UserError` where the user has to do something; an interrupt leaves every stage resumable.
     """
@@ -89,7 +104,7 @@ def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) 
     with recipe_lock(root), ExitStack() as stack:
         write_atomic(root / "recipe.yaml", recipe.resolved_yaml())
         started = time.monotonic()
-        run = Run(recipe, runs_dir, say, stack)
+        run = Run(recipe, runs_dir, say, stack, processes)
         stages = run.stages
         if stages["train"].manifest() is None:
             check_fit(recipe, run.target_folder, run.init_folder)
@@ -100,7 +115,8 @@ def run(recipe: Recipe, runs_dir: Path, command: str, *, fresh: bool, say: Say) 
             def work(folder: Path, name: str = name, notes: list[str] = notes) -> None:
                 say(f"{name}: {folder}")
                 _quiet_libraries()
-                with run.tracker.stage(name) as tracker:
+                uri = tracking_uri(runs_dir)
+                with run.tracker.stage(name) as tracker, system_metrics(name, tracker.run_id, uri):
                     notes += WORK[name](run, folder, tracker) or []
 
             outcome = run_stage(stages[name], work, fresh=fresh and command in ("run", name), say=say)
@@ -122,13 +138,26 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     from data.sample import SUMMARY
     from data.sample import run as run_sampling
     from data.sample_summary import sample_metrics, sample_notes
-    from distill.engines import make_engine
+    from distill.engines import EngineOnDemand, can_share, make_engine
+    from distill.processes import run_stage_in
 
     config = run.recipe.sample
     elsewhere = run.stages["sample"].siblings(besides=("config", "sample", "tokens"))
-    engine = make_engine(run, folder, elsewhere)
+    shared = run.processes is not None and can_share(config)
     run.say(f"sample: {run.held_out} held-out prompts a kind first, then {config.tokens:,} training tokens")
     with Progress("sample", config.tokens) as progress:
+        if shared:
+            assert run.processes is not None
+            run_stage_in(
+                run.processes,
+                "sample",
+                run.recipe,
+                run.runs_dir,
+                folder,
+                lambda message: progress.advance(message["tokens"]),
+            )
+        # After several processes all shards are there: they are counted, and what was sampled ahead goes
+        engine = EngineOnDemand(partial(make_engine, run, folder, elsewhere))
         tokens = run_sampling(
             run.prompts,
             engine,
@@ -136,21 +165,21 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
             held_out=run.held_out,
             seed=run.recipe.seed,
             directory=folder,
-            on_tokens=progress.advance,
+            on_tokens=(lambda count: None) if shared else progress.advance,
             elsewhere=elsewhere,
         )
     summary = _read(folder / SUMMARY)
     tracker.log_metrics({"sample/tokens": tokens, **sample_metrics(summary)})
     tracker.log_artifact(folder / SUMMARY)
-    gains = getattr(engine, "gains", [])  # of a drafter, where one was used in this session
+    gains = getattr(engine.made, "gains", [])  # of a drafter, where one was used in this session
     for gain in gains:
         tracker.log_metrics({f"sample/speedup_t{gain.temperature:g}": gain.speedup})
     return [*sample_notes(summary), *(gain.note() for gain in gains)]
 
 
-def train(run: Run, folder: Path, tracker: "Tracker") -> None:
+def train(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     """A drafter distilled on the samples; the best one on the select split stands in `drafter`."""
-    from distill.train import train_drafter
+    from distill.processes import run_stage_in
 
     shown: dict[str, float] = {}
     with Progress("train", run.recipe.train.tokens) as progress:
@@ -161,19 +190,41 @@ def train(run: Run, folder: Path, tracker: "Tracker") -> None:
                 shown.update(measures)
                 tracker.log_metrics({f"train/{name}": value for name, value in measures.items()}, step)
 
-        result = train_drafter(
-            run.initial_drafter(),
-            run.target,
-            run.samples,
-            run.recipe.train,
-            temperature=run.signal_temperature,
-            seed=run.recipe.seed,
-            out_dir=folder,
-            report=report,
-            metric=run.metric,
-        )
-    write_json(folder / "training.json", {**dataclasses.asdict(result), "directory": "drafter"})
+        if run.processes is None:
+            result = train_here(run, folder, report)
+        else:
+            result = run_stage_in(
+                run.processes,
+                "train",
+                run.recipe,
+                run.runs_dir,
+                folder,
+                lambda message: report(**message),
+            )
+    write_json(folder / "training.json", result)
     tracker.log_artifact(folder / "training.json")
+    counts = {name: result[name] for name in ("clipped_steps", "skipped_steps")}
+    tracker.log_metrics({f"train/{name}": value for name, value in counts.items()})
+    skipped = counts["skipped_steps"]
+    return [f"{skipped} steps without a finite gradient were left out"] if skipped else []
+
+
+def train_here(run: Run, folder: Path, report: "Report") -> dict[str, Any]:
+    """The training itself, in this process or in each of several: what `training.json` says of it."""
+    from distill.train import train_drafter
+
+    result = train_drafter(
+        run.initial_drafter(),
+        run.target,
+        run.samples,
+        run.recipe.train,
+        temperature=run.signal_temperature,
+        seed=run.recipe.seed,
+        out_dir=folder,
+        report=report,
+        metric=run.metric,
+    )
+    return {**dataclasses.asdict(result), "directory": "drafter"}
 
 
 def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
@@ -209,6 +260,7 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
             data_digest=samples_digest(test, config),
             directory=folder,
             on_group=lambda: progress.advance(1),
+            full_target=run.full_target if run.recipe.target.quantization != "none" else None,
         )
     history = _read(run.stages["train"].directory / "training.json")["history"]
     write_plots(evaluation, history, folder / "plots")
@@ -262,7 +314,8 @@ def export(run: Run, folder: Path, tracker: "Tracker") -> None:
     source = Source(run, run.stages["train"].directory / "drafter", facts)
     for kind in recipe.export.formats:
         write(source, kind, folder / kind, force=True)
-    if "hf" in recipe.export.formats and recipe.target.dtype == "float32":
+    exact = recipe.target.dtype == "float32" and recipe.target.quantization == "none"
+    if "hf" in recipe.export.formats and exact:
         # elsewhere near ties make equal texts a matter of luck
         write_json(folder / "verification.json", prove(source, "hf", folder / "hf"))
 

@@ -17,6 +17,8 @@ from typing import Any, Literal
 from data.errors import UserError
 from data.prompt_sources import parse_source
 from distill.identity import gpu, model_form
+from distill.lora import check_peft
+from distill.quantize import missing
 from distill.recipe import Recipe
 from distill.sizes import GIB, Sizes, disk_needed, memory_needed, sizes_of
 
@@ -82,6 +84,7 @@ def check(recipe: Recipe, runs_dir: Path) -> Findings:
     for source in recipe.data.prompts:
         findings.items += _check_prompts(source.source, hub)
     findings.items += _check_engine(recipe)
+    findings.items += _check_packages(recipe)
     findings.items += _check_tracking()
     sizes = sizes_of(recipe)
     if sizes is None:
@@ -287,6 +290,18 @@ def _check_engine(recipe: Recipe) -> Iterator[Finding]:
             yield Finding("note", "endpoint", str(error))
         else:
             yield Finding("ok", "endpoint", f"{sample.endpoint.model} at {sample.endpoint.url}")
+
+
+def _check_packages(recipe: Recipe) -> Iterator[Finding]:
+    """What quantisation, optimizer and adapters need: said before a model is loaded."""
+    reason = missing(recipe.target.quantization, recipe.train.optimizer, has_gpu=gpu() is not None)
+    if reason is not None:
+        yield Finding("blocks", "bitsandbytes", reason)
+    if recipe.train.lora is not None:
+        try:
+            check_peft()
+        except UserError as error:
+            yield Finding("blocks", "peft", str(error))
 
 
 # --- memory and disk ------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def _check_temperatures(sample: SampleConfig, serving: ServingConfig) -> Iterato
 
 
 def _check_signal(sample: SampleConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
-    if sample.engine != "builtin" and train.signal == "hidden":
+    if sample.engine != "builtin" and train.signal != "live":
         yield (
             "train.signal",
             f"engine {sample.engine} tells tokens alone, not the target's hidden states: write signal: live",

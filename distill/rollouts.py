@@ -43,21 +43,26 @@ class Rollouts:
         late = number >= self.config.start * self.batches
         return late and random.Random(f"{self.seed}/on-policy/{number}").random() < self.config.share
 
-    def batch(self, inputs: dict[str, Tensor], number: int) -> dict[str, Any]:
+    def batch(
+        self, inputs: dict[str, Tensor], number: int, share: tuple[int, int] = (0, 1)
+    ) -> dict[str, Any]:
         """The prompts of a batch with the drafter's continuations, as long as the target's at most, in the
-        form that the collator gives; without signals, which the target has to tell anew."""
+        form that the collator gives; without signals, which the target has to tell anew.
+
+        `share` = (i, n): these are the rows i, i + n, ... of the plan's batch, the share of process i of n.
+        """
         device = self.drafter.model.device
         starts = inputs["completion_mask"].int().argmax(-1).tolist()
         prompts = [row[:start] for row, start in zip(inputs["input_ids"], starts, strict=True)]
         longest = inputs["completion_mask"].sum(-1)
-        drawn = self._continue([prompt.to(device) for prompt in prompts], int(longest.max()), number)
+        drawn = self._continue([prompt.to(device) for prompt in prompts], int(longest.max()), number, share)
         rows = []
         for prompt, ids, limit in zip(prompts, drawn.cpu(), longest.tolist(), strict=True):
             ended = torch.isin(ids[:limit], torch.tensor(self.target.eos_ids)).nonzero()
             rows.append((prompt, ids[: int(ended[0]) + 1 if len(ended) else limit]))
         return _pad(rows, self.target.pad_id)
 
-    def _continue(self, prompts: list[Tensor], count: int, number: int) -> Tensor:
+    def _continue(self, prompts: list[Tensor], count: int, number: int, share: tuple[int, int]) -> Tensor:
         """`count` tokens for each prompt: int64 [B, count]; what follows an end of sequence is to be cut."""
         model, device = self.drafter.model, self.drafter.model.device
         replaced = model.__dict__.pop("forward", None)  # the trainer's, whose tensors a copy would copy too
@@ -71,7 +76,8 @@ class Rollouts:
                 model.__dict__["forward"] = replaced
         tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
         position = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-        seeds = [random.Random(f"{self.seed}/rollout/{number}/{row}") for row in range(len(prompts))]
+        places = [share[0] + row * share[1] for row in range(len(prompts))]
+        seeds = [random.Random(f"{self.seed}/rollout/{number}/{place}") for place in places]
         draws = Draws(torch.tensor([seed.getrandbits(62) for seed in seeds], device=device), position, False)
         for row in range(len(prompts)):
             drafter.start(row)

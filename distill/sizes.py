@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.identity import model_form
+from distill.quantize import BYTES
 from distill.recipe import Recipe
 
 GIB = 1 << 30
@@ -80,9 +81,10 @@ def memory_needed(recipe: Recipe, sizes: Sizes) -> int:
     width = DTYPE_BYTES[recipe.target.dtype]
     longest = recipe.data.max_prompt_tokens + recipe.sample.max_new_tokens
     cache = recipe.sample.batch_size * longest * sizes.target * width // (24 * sizes.hidden)
-    sampling = sizes.target * width + cache
+    target = int(sizes.target * BYTES.get(recipe.target.quantization, width))
+    sampling = target + cache
     activations = recipe.train.batch_size * longest // 2 * 3 * sizes.draft * width // sizes.hidden
-    training = sizes.target * width + sizes.draft * TRAINING_BYTES + activations
+    training = target + sizes.draft * TRAINING_BYTES + activations
     return (
         int(1.1 * max(sampling, training)) + GIB
     )  # a tenth for what is left out, and the libraries themselves
@@ -91,9 +93,14 @@ def memory_needed(recipe: Recipe, sizes: Sizes) -> int:
 def disk_needed(recipe: Recipe, sizes: Sizes) -> int:
     """Bytes that a run writes: the target's signals, and the drafter with its checkpoints."""
     width = DTYPE_BYTES[recipe.target.dtype]
-    # Per token: a hidden state, a float32 log-normaliser and an int64 argmax.
-    kept = recipe.train.signal == "hidden"
-    signals = recipe.sample.tokens * (sizes.hidden * width + 12) if kept else 0
+    # A hidden state, a float32 log-normaliser and an int64 argmax; or ids, probabilities and the tail's mass
+    per_token = {
+        "hidden": sizes.hidden * width + 12,
+        "hidden_half": sizes.hidden * 2 + 12,
+        "topk": recipe.train.top_k * 8 + 4,
+        "live": 0,
+    }
+    signals = recipe.sample.tokens * per_token[recipe.train.signal]
     # The drafter stands in training, in MLflow and in the export, beside two checkpoints with optimizer
     # state.
     drafters = sizes.draft * (3 * width + 2 * 3 * 4)

@@ -8,6 +8,7 @@ was killed and started again ends, on a CPU, with the same bits as one that was 
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -19,7 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data.errors import UserError
 from data.files import canonical_hash
+from distill.lora import LoraConfig, check_peft
 from distill.loss_config import LossConfig
+from distill.quantize import Optimizer, check_here
 
 if TYPE_CHECKING:
     from data.records import Samples
@@ -54,14 +57,17 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     loss: LossConfig = LossConfig()
-    signal: Literal["hidden", "live"] = "hidden"
-    """`hidden`: the target states that sampling kept; `live`: a target forward pass in every step."""
+    signal: Literal["hidden", "hidden_half", "topk", "live"] = "hidden"
+    """`hidden`: the target states that sampling kept; `hidden_half`: those in float16; `topk`: its `top_k`
+    most likely ids and the mass of the rest; `live`: a target forward pass in every step."""
+    top_k: int = Field(default=64, gt=0)
+    """Ids that the signal `topk` keeps of each token."""
     tokens: int = Field(gt=0)
     """Completion tokens trained on in all; several epochs where the samples hold fewer."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """The highest, reached after the warm-up; decays to 0 on a cosine."""
     batch_size: int = Field(default=16, gt=0)
-    """Samples per step and device, before accumulation."""
+    """Samples per batch, over all processes: each takes its share of every batch."""
     accumulation: int = Field(default=1, gt=0)
     """Batches whose gradients make one step. `lk_hybrid` mixes per batch; the other losses do not notice."""
     temperature: float | None = Field(default=None, gt=0)
@@ -74,6 +80,16 @@ class TrainConfig(BaseModel):
     on_policy: OnPolicyConfig | None = None
     """A share of batches late in training with the drafter's own continuations."""
 
+    optimizer: Optimizer = "adamw"
+    """`adamw_8bit`: its states in 8 bits by bitsandbytes; `paged_adamw_8bit`: and paged out of a full GPU."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of the weights (peft)."""
+    packing: bool = False
+    """The samples of a batch one after another in one row, instead of a row each padded to the longest. The
+    same losses and gradients; pays with attention kernels for packed rows, on a GPU."""
+    gradient_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass instead of keeping them."""
+
     @model_validator(mode="after")
     def _target_is_asked(self) -> TrainConfig:
         if "cross_entropy" in self.loss.names and (self.learnable_share or self.on_policy):
@@ -81,11 +97,18 @@ class TrainConfig(BaseModel):
                 "learnable_share and on_policy need the target's distribution, which cross_entropy does not "
                 "look at: choose another loss or leave them out"
             )
+        if self.on_policy is not None and self.packing:
+            raise ValueError("on_policy continues prompts a row each: leave it or packing out")
         return self
 
     def identity(self) -> dict[str, Any]:
         """What decides the training, for the stage's key: options that are not in use are no part of it."""
-        unused = {"loss": {"beta"} if "jsd" not in self.loss.names else set()}
+        unused: dict[str, Any] = {"loss": {"beta"} if "jsd" not in self.loss.names else set()}
+        if self.signal != "topk":
+            unused["top_k"] = True
+        for name in ("optimizer", "packing", "gradient_checkpointing"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                unused[name] = True
         return self.model_dump(mode="json", exclude=unused, exclude_none=True)
 
 
@@ -103,6 +126,10 @@ class TrainResult:
     """Its held-out means: sampled, argmax, greedy."""
     history: list[dict[str, float]]
     """Every held-out check: step, sampled, argmax, greedy."""
+    clipped_steps: int
+    """Steps whose gradient was longer than the limit, and was shortened to it."""
+    skipped_steps: int
+    """Steps that were left out, for their gradient was not finite."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +140,7 @@ class BatchPlan:
     tokens: list[int]
     """Completion tokens of each batch."""
     batches_per_step: int
-    """Over accumulation and all processes."""
+    """As many as are accumulated."""
 
     @property
     def steps(self) -> int:
@@ -123,6 +150,13 @@ class BatchPlan:
         """Completion tokens trained on when `step` steps are done."""
         return sum(self.tokens[: step * self.batches_per_step])
 
+    def shares(self, processes: int) -> list[list[int]]:
+        """Each batch dealt out to `processes` processes, batch after batch; a small batch leaves some empty.
+
+        So what is trained does not depend on how many processes there are.
+        """
+        return [batch[process::processes] for batch in self.batches for process in range(processes)]
+
 
 def plan_batches(
     sizes: Sequence[tuple[int, int]],
@@ -130,10 +164,9 @@ def plan_batches(
     batch_size: int,
     tokens: int,
     accumulation: int,
-    processes: int,
     seed: int,
 ) -> BatchPlan:
-    """Batches until `tokens` completion tokens are reached, a whole number of steps on `processes` processes.
+    """Batches until `tokens` completion tokens are reached, a whole number of steps.
 
     Each epoch shuffles all samples, sorts windows of 16 batches by length and shuffles the batches: rows of
     one batch have like lengths, so little is computed on padding. `sizes` holds (length, completion tokens)
@@ -141,9 +174,8 @@ def plan_batches(
     """
     assert sizes and all(completion > 0 for _, completion in sizes)
     generator = random.Random(seed)
-    per_step = accumulation * processes
     window = batch_size * _WINDOW_BATCHES
-    plan = BatchPlan([], [], per_step)
+    plan = BatchPlan([], [], accumulation)
     planned = 0
     while True:
         order = list(range(len(sizes)))
@@ -157,7 +189,7 @@ def plan_batches(
             plan.batches.append(batch)
             plan.tokens.append(sum(sizes[index][1] for index in batch))
             planned += plan.tokens[-1]
-            if planned >= tokens and len(plan.batches) % per_step == 0:
+            if planned >= tokens and len(plan.batches) % accumulation == 0:
                 return plan
 
 
@@ -212,11 +244,16 @@ def train_drafter(
     from distill.choice import forget_reference, keep_flattest, reference_kl
     from distill.trainer import Run, run_training
 
+    on_cpu = target.model.device.type == "cpu"
+    check_here("none", config.optimizer, has_gpu=not on_cpu)
+    if config.lora is not None:
+        check_peft()
     if len(samples.where(split="train")) == 0:
         raise UserError("There is no sample in the train split, so nothing to train on; sample more.")
-    if config.signal == "hidden" and not samples.has_signals:
+    there = samples.has_top_k if config.signal == "topk" else samples.has_signals
+    if config.signal != "live" and not there:
         raise UserError(
-            "train.signal is hidden but these samples carry no target states; set train.signal=live."
+            f"train.signal is {config.signal} but these samples carry no such signals; set train.signal=live."
         )
     if config.flat_share is not None:
         samples = keep_flattest(
@@ -235,19 +272,20 @@ def train_drafter(
             out_dir=out_dir,
             report=report,
         )
-    processes = PartialState(cpu=target.model.device.type == "cpu")
+    processes = PartialState(cpu=on_cpu)
     plan = plan_batches(
         [(len(record.input_ids), record.completion_tokens) for record in train],
         batch_size=config.batch_size,
         tokens=config.tokens,
         accumulation=config.accumulation,
-        processes=processes.num_processes,
         seed=seed,
     )
     best, drafter_dir = out_dir / "best", out_dir / "drafter"
     if processes.is_main_process and drafter_dir.is_dir() and not best.is_dir():
         # A run that was killed while it tidied up: its last checkpoint may still be there
         drafter_dir.rename(best)
+    # A sharded checkpoint is of use to as many processes alone; a whole one to any number
+    sharding = [processes.num_processes] if os.environ.get("ACCELERATE_USE_FSDP") == "true" else []
     run = Run(
         drafter=drafter,
         target=target,
@@ -259,13 +297,13 @@ def train_drafter(
         seed=seed,
         metric=metric,
         check_steps=check_steps(plan.steps),
-        identity=canonical_hash([plan.batches, config.identity(), temperature, seed, metric]),
+        identity=canonical_hash([plan.batches, config.identity(), temperature, seed, metric, *sharding]),
         checkpoints=out_dir / "checkpoints",
         best=best,
         report=report,
         reference=reference,
     )
-    history = run_training(run)
+    history, guards = run_training(run)
     if processes.is_main_process:
         shutil.rmtree(drafter_dir, ignore_errors=True)
         best.rename(drafter_dir)
@@ -279,6 +317,8 @@ def train_drafter(
         best_step=int(kept["step"]),
         best={name: value for name, value in kept.items() if name != "step"},
         history=history,
+        clipped_steps=guards["clipped"],
+        skipped_steps=guards["skipped"],
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
@@ -31,20 +32,21 @@ from data.files import sync_tree, write_json
 from data.records import Batch, Samples
 from distill.callbacks import HELD_OUT, Checks, Reporter
 from distill.choice import chosen_count
+from distill.lora import add_lora, merged, remove_lora
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
 from distill.rollouts import Rollouts
-from distill.step import Collator, loss_forward, row_of_id
 from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
+from distill.training_arguments import training_arguments
+from distill.training_step import Collator, loss_forward, row_of_id
 from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
-from evaluation.signals import target_signals
+from evaluation.signals import completion_states, target_signals
 
 _COMPLETE = "complete.json"  # the last file of a checkpoint
 _CHECKPOINTS = 10  # per run
-_LOGS = 50  # per run
-_WARMUP_SHARE = 0.05
-_WEIGHT_DECAY = 0.01
-_CLIP = 1.0
+_SKIPPED_IN_A_ROW = 3  # steps without a finite gradient that end the training
+_GUARDS = "guards"
+"""Key of their counts in the trainer state's history."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ class Run:
     callbacks: tuple[TrainerCallback, ...] = ()
 
 
-def run_training(run: Run) -> list[dict[str, float]]:
-    """Train, resuming from the newest whole checkpoint; returns all held-out checks. The best drafter is in
-    `run.best`."""
+def run_training(run: Run) -> tuple[list[dict[str, float]], dict[str, int]]:
+    """Train, resuming from the newest whole checkpoint; returns all held-out checks, and how many steps were
+    clipped and skipped. The best drafter is in `run.best`."""
     dtype = run.drafter.model.dtype
     processes = PartialState(cpu=run.target.model.device.type == "cpu")
     with processes.main_process_first():  # what it deletes, the others do not see
@@ -82,7 +84,10 @@ def run_training(run: Run) -> list[dict[str, float]]:
             shutil.rmtree(run.checkpoints, ignore_errors=True)
     processes.wait_for_everyone()
     cast_parameters(run.drafter.model, torch.float32)
-    set_trainable(run.drafter.model)
+    if run.config.lora is None:
+        set_trainable(run.drafter.model)
+    else:
+        add_lora(run.drafter.model, run.config.lora, run.seed)
     trainer = DistillTrainer(run, save_dtype=dtype)
     try:
         with without_bars(), _errors_only():
@@ -90,9 +95,11 @@ def run_training(run: Run) -> list[dict[str, float]]:
     finally:
         # Both trl and we replace the forward of the model given; it goes back to the caller as it came
         run.drafter.model.__dict__.pop("forward", None)
+    if run.config.lora is not None:
+        remove_lora(run.drafter.model, run.config.lora)
     cast_parameters(run.drafter.model, dtype)
     run.drafter.model.eval()
-    return trainer.checks()
+    return trainer.checks(), trainer.guards()
 
 
 def set_trainable(model: PreTrainedModel) -> None:
@@ -139,7 +146,7 @@ class DistillTrainer(SFTTrainer):
     def __init__(self, run: Run, save_dtype: torch.dtype) -> None:
         model = run.drafter.model
         device_type = run.target.model.device.type
-        mixed = save_dtype == torch.bfloat16 and device_type == "cuda" and torch.cuda.is_bf16_supported()
+        mixed = _is_mixed(save_dtype, device_type)
         super().__init__(
             model=model,
             args=training_arguments(
@@ -155,11 +162,13 @@ class DistillTrainer(SFTTrainer):
                 save_total_limit=2,
             ),
             data_collator=Collator(run),
-            train_dataset=Dataset.from_dict({"samples": run.plan.batches}),
+            train_dataset=Dataset.from_dict({"samples": run.plan.shares(PartialState().num_processes)}),
             processing_class=run.target.tokenizer,
             callbacks=[Checks(self), Reporter(run), *run.callbacks],
         )
         self.remove_callback(PrinterCallback)
+        if self.is_fsdp_enabled and (run.config.optimizer != "adamw" or run.config.lora is not None):
+            raise UserError("8-bit optimizers and adapters are not sharded: leave FSDP out, ACCELERATE=ddp.")
         self.spec, self.save_dtype, self.mixed = run, save_dtype, mixed
         device = self.args.device
         head = run.target.model.get_output_embeddings().weight.detach()
@@ -182,8 +191,8 @@ class DistillTrainer(SFTTrainer):
         self.rollouts = on_policy and Rollouts(
             run.drafter, run.target, on_policy, run.temperature, run.seed, len(run.plan.batches)
         )
-        self._overlap = torch.zeros((), device=device)
-        self._overlap_tokens = 0
+        # Since the last log: the summed acceptance, and the tokens it was summed over
+        self._overlap = torch.zeros(2, dtype=torch.float64, device=device)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -192,12 +201,11 @@ class DistillTrainer(SFTTrainer):
         divided by."""
         batches = list(islice(epoch_iterator, num_batches))
         if self.rollouts:
-            processes, own = self.accelerator.num_processes, self.accelerator.process_index
             first = self.state.global_step * self.spec.plan.batches_per_step
+            share = self.accelerator.process_index, self.accelerator.num_processes
             for place, batch in enumerate(batches):
-                number = first + place * processes + own
-                if self.rollouts.wants(number):
-                    batches[place] = self.rollouts.batch(batch, number)
+                if self.rollouts.wants(first + place) and bool(batch["completion_mask"].any()):
+                    batches[place] = self.rollouts.batch(batch, first + place, share)
         counted = sum(map(self.trained_tokens, batches))
         return batches, self.accelerator.gather(torch.tensor(counted, device=device)).sum()
 
@@ -218,28 +226,68 @@ class DistillTrainer(SFTTrainer):
         assert num_items_in_batch is not None and not return_outputs
         run = self.spec
         name = run.config.loss.at(self.state.global_step, run.plan.steps)
-        if name != "cross_entropy" and "hidden" not in inputs:
-            batch = Batch(inputs["input_ids"], inputs["attention_mask"], inputs["completion_mask"], None)
-            told = target_signals(run.target.model, batch, run.temperature)
-            inputs = {**inputs, "hidden": told.hidden, "logsumexp": told.logsumexp}
+        if name != "cross_entropy" and not {"hidden", "ids"} & set(inputs):
+            inputs = {**inputs, **self._ask_target(inputs)}
         loss, overlap = model(name=name, **inputs)
         if overlap is not None:
-            self._overlap += overlap
-            self._overlap_tokens += self.trained_tokens(inputs)
-        # DDP takes the mean over processes of gradients that we have divided by the global count
+            self._overlap += torch.stack([overlap.double(), overlap.new_tensor(self.trained_tokens(inputs))])
+        # DDP and FSDP take the mean over processes of gradients that we have divided by the global count
         return loss / num_items_in_batch * self.accelerator.num_processes
 
+    def _ask_target(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """The target's signals of a batch by a forward pass now.
+
+        Over the full vocabulary without their normaliser, which the loss finds from the logits that it makes
+        anyway: a product with the whole head less.
+        """
+        run, ids, mask = self.spec, inputs["input_ids"], inputs["completion_mask"]
+        positions = inputs.get("position_ids")
+        if run.drafter.vocab is None:
+            with torch.no_grad():
+                return {"hidden": completion_states(run.target.model, ids, mask, positions)}
+        batch = Batch(ids, inputs["attention_mask"], mask, None, positions)
+        return target_signals(run.target.model, batch, run.temperature).tensors()
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the training batches' own acceptance, and stop a run that has diverged."""
-        if not math.isfinite(logs.get("loss", 0.0)):
-            raise UserError(
-                f"Training diverged: the loss is {logs['loss']} at step {self.state.global_step}; "
-                f"lower train.learning_rate (it is {self.args.learning_rate:g})."
-            )
-        if "loss" in logs and self._overlap_tokens:
-            logs["train_sampled"] = float(self._overlap) / self._overlap_tokens
-            self._overlap, self._overlap_tokens = torch.zeros_like(self._overlap), 0
+        """Add the training batches' own acceptance."""
+        if "loss" in logs:
+            # All processes log at the same steps
+            overlap, tokens = self.accelerator.reduce(self._overlap, "sum").tolist()
+            if tokens:
+                logs["train_sampled"] = overlap / tokens
+            self._overlap.zero_()
         super().log(logs, start_time)
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        """Clip, count, and leave out a step whose gradient is not finite; several in a row end the training.
+
+        All processes see the norm of the whole gradient, so all decide alike.
+        """
+        norm = super()._clip_grad_norm(model)
+        length, counts = float(norm), self.guards()
+        if math.isfinite(length):
+            counts["clipped"] += length > self.args.max_grad_norm
+            counts["in_a_row"] = 0
+            return norm
+        counts["skipped"] += 1
+        counts["in_a_row"] += 1
+        if counts["in_a_row"] >= _SKIPPED_IN_A_ROW:
+            raise UserError(
+                f"Training diverged: the gradient of {counts['in_a_row']} steps in a row was not finite, the "
+                f"last at step {self.state.global_step + 1}; lower train.learning_rate "
+                f"(it is {self.args.learning_rate:g})."
+            )
+        model.zero_grad()  # without gradients the optimizer's step changes nothing
+        return norm
+
+    def guards(self) -> dict[str, int]:
+        """Steps clipped and skipped so far; like the checks, a checkpoint holds them."""
+        for entry in self.state.log_history:
+            if _GUARDS in entry:
+                return entry[_GUARDS]
+        counts = {"clipped": 0, "skipped": 0, "in_a_row": 0}
+        self.state.log_history.append({"step": 0, _GUARDS: counts})
+        return counts
 
     def checks(self) -> list[dict[str, float]]:
         """The held-out checks so far; they live in the trainer's state, so a checkpoint holds them."""
@@ -249,9 +297,11 @@ class DistillTrainer(SFTTrainer):
         """Measure held-out acceptance now, and save the drafter where it is the best so far."""
         run = self.spec
         cached = run.held_out.has_signals
+        # Sharded weights are gathered by all processes; whole ones are copied where they are saved
+        gathered = self._snapshot() if self.is_fsdp_enabled else None
         with self._autocast():
             table = teacher_forced(
-                run.drafter,
+                gathered or run.drafter,
                 run.target.model.get_output_embeddings().weight.detach(),
                 run.held_out,
                 temperature=run.temperature,
@@ -263,75 +313,39 @@ class DistillTrainer(SFTTrainer):
         found = {"step": self.state.global_step, **table.means()}
         self.state.log_history.append({"step": self.state.global_step, HELD_OUT: found})
         if best_check(self.checks(), run.metric) is found and self.is_world_process_zero():
-            save_drafter(self._snapshot(), run.best, run.target.tokenizer)
+            save_drafter(gathered or self._snapshot(), run.best, run.target.tokenizer)
         return found
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", dtype=torch.bfloat16) if self.mixed else nullcontext()
+        return torch.autocast(self.args.device.type, dtype=torch.bfloat16) if self.mixed else nullcontext()
 
     def _snapshot(self) -> DraftModel:
-        """The drafter in the dtype that it came in."""
+        """The whole drafter in the dtype that it came in; with FSDP every process has to ask, and gets it."""
         drafter = self.spec.drafter
-        if drafter.model.dtype == self.save_dtype:
+        lora = self.spec.config.lora
+        if drafter.model.dtype == self.save_dtype and lora is None and not self.is_fsdp_enabled:
             return drafter
         head_rows = None if drafter.vocab is None else len(drafter.vocab)
         config = drafter.model.config.from_dict(drafter.model.config.to_dict())
         config.dtype = self.save_dtype
         copy = empty_model(config, head_rows=head_rows)
-        copy.load_state_dict(drafter.model.state_dict())
+        weights = drafter.model.state_dict()
+        if self.is_fsdp_enabled:
+            weights = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        copy.load_state_dict(weights if lora is None else merged(weights, lora))
         copy.generation_config = drafter.model.generation_config
-        return DraftModel(copy, drafter.vocab)
+        return DraftModel(copy.to(self.args.device).eval(), drafter.vocab)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         # Past SFTTrainer's version, which writes a model card; the marker comes after every byte is on disk
         super(SFTTrainer, self)._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             sync_tree(folder)
             write_json(folder / _COMPLETE, {"identity": self.spec.identity})
 
 
-def training_arguments(
-    kind: type[SFTConfig],
-    *,
-    steps: int,
-    config: TrainConfig,
-    seed: int,
-    output_dir: Path,
-    on_cpu: bool,
-    **more: Any,
-) -> Any:
-    """The arguments of a training of one row of the plan per batch, for trl's trainers of that kind."""
-    arguments = kind(
-        output_dir=str(output_dir),
-        per_device_train_batch_size=1,  # one row of the plan is one batch
-        gradient_accumulation_steps=config.accumulation,
-        max_steps=steps,
-        train_sampling_strategy="sequential",
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=max(1, round(_WARMUP_SHARE * steps)),
-        optim="adamw_torch_fused",
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        weight_decay=_WEIGHT_DECAY,
-        max_grad_norm=_CLIP,
-        use_cpu=on_cpu,
-        seed=seed,
-        data_seed=seed,
-        activation_checkpointing=False,
-        logging_steps=max(1, steps // _LOGS),
-        logging_nan_inf_filter=False,
-        eval_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        dataloader_pin_memory=not on_cpu,
-        max_length=None,
-        ddp_find_unused_parameters=False,
-        **{"bf16": False, **more},
-    )
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # one process, one device: Trainer would wrap the model in nn.DataParallel
-    return arguments
+def _is_mixed(dtype: torch.dtype, device_type: str) -> bool:
+    """Do the products of a drafter that came in `dtype` run in bfloat16, over float32 weights?"""
+    return dtype == torch.bfloat16 and device_type == "cuda" and torch.cuda.is_bf16_supported()

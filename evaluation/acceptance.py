@@ -71,6 +71,7 @@ def teacher_forced(
     Raises `ValueError` when there is no completion token.
     """
     from data.records import collate
+    from data.signals import Signals
 
     assert temperature > 0
     model = drafter.model
@@ -87,7 +88,7 @@ def teacher_forced(
         mask = batch.completion_mask.to(device)
         hidden = completion_states(model, batch.input_ids.to(device), mask)
         told = signals(batch) if signals is not None else batch.signals
-        if told is None:
+        if not isinstance(told, Signals):
             raise ValueError("These samples carry no target signals; sample with signals or give `signals`.")
         owner = torch.tensor(chosen).repeat_interleave(batch.completion_mask[:, 1:].sum(-1))
         parts.append((*_three(drafter, hidden, head, told, temperature), owner))

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from data.records import collate
+from data.signals import Signals
 from evaluation.acceptance import MEASURES, AcceptanceTable, bootstrap_ratio
 
 if TYPE_CHECKING:
     from data.records import Batch, Samples
-    from data.signals import Signals
 
 POSITION_EDGES = (0, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1 << 30)
 ENTROPY_EDGES = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, float("inf"))
@@ -42,6 +42,7 @@ def target_entropy(
     rows = max(1, _BLOCK_ELEMENTS // len(head))
     for index in range(len(samples)):
         signals = samples.signals(index) if live is None else live(collate(samples, [index], pad_id=0))
+        assert isinstance(signals, Signals)
         parts = []
         for start in range(0, len(signals.hidden), rows):
             hidden = signals.hidden[start : start + rows].to(device=head.device, dtype=head.dtype)

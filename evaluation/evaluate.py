@@ -19,6 +19,8 @@ from evaluation.measurements import SPLITS
 from evaluation.verdict import verdict
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from evaluation.decoder.drafters import DraftModel
     from evaluation.measurements import Evaluation
 
@@ -64,11 +66,13 @@ def run(
     data_digest: str,
     directory: Path,
     on_group: Callable[[], None],
+    full_target: Callable[[], PreTrainedModel] | None = None,
 ) -> dict[str, Any]:
     """Every measure not yet in `directory`, then `evaluation.json`, which is also returned.
 
     `before` is the drafter that training started from. `on_group` is called after every decoded group of
-    prompts.
+    prompts. `full_target` loads the full target where the evaluation's is a quantised one, for what that
+    changes.
     """
 
     def measure(name: str, compute: Callable[[], Any]) -> Any:
@@ -112,6 +116,9 @@ def run(
         "replay": replayed,
         "certificate": certificate,
     }
+    if full_target is not None:
+        load = full_target
+        result["quantization"] = measure("quantization", lambda: evaluation.quantization_gap(load()))
     result["best"]["verdict"] = verdict(result)
     write_json(directory / "evaluation.json", result)
     return result

@@ -80,6 +80,19 @@ class Evaluation:
             "matches": greedy_matches(table, self.test),
         }
 
+    def quantization_gap(self, full: PreTrainedModel) -> dict[str, Any]:
+        """What the drafter is accepted by its quantised target and by the `full` one, on the same text."""
+        from evaluation.quantization import acceptance_gap
+
+        return acceptance_gap(
+            self.drafter,
+            self.model,
+            full,
+            self.test,
+            temperature=self.serving.temperature or 1.0,
+            seed=self.seed,
+        )
+
     def _teacher_forced(self, drafter: DraftModel) -> AcceptanceTable:
         from evaluation.acceptance import teacher_forced
 
@@ -94,10 +107,10 @@ class Evaluation:
         )
 
     def _live_signals(self) -> Callable[[Batch], Signals] | None:
-        """Asks the target for a batch's signals, where the samples carry none."""
+        """Asks the target for a batch's signals, where the samples carry none, or not its exact states."""
         from evaluation.signals import target_signals
 
-        if self.test.has_signals:
+        if self.test.has_signals and self.test.state_dtype == self.model.dtype:
             return None
         return partial(target_signals, self.model, temperature=self.serving.temperature or 1.0)
 

@@ -108,6 +108,10 @@ def candidate_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
     found["decode/num_speculative_tokens"] = best.get("num_speculative_tokens")
     found["decode/stops_early"] = float(best.get("drafter") == "adaptive") if best else None
     found |= _lossless(evaluation.get("certificate") or {})
+    for measure in ("sampled", "argmax", "greedy"):
+        gap = (evaluation.get("quantization") or {}).get(measure) or {}
+        found |= {f"quantization/{measure}_by_full": gap.get("full")} if gap else {}
+        found |= {f"quantization/{measure}_gap": gap["gap"]["mean"]} if gap else {}
     cost = evaluation.get("cost") or {}
     found["speed/cost_ratio"] = cost.get("cost_ratio")
     for width, overhead in (cost.get("verify_overhead") or {}).items():

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from data.records import Batch, Signals
+from data.errors import UserError
+from data.records import Batch
+from data.signals import Signals, TopK, concatenate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,16 +21,21 @@ if TYPE_CHECKING:
 _BLOCK_ELEMENTS = 1 << 24  # of one [rows, V] block of logits
 
 
-def completion_states(model: PreTrainedModel, input_ids: Tensor, completion_mask: Tensor) -> Tensor:
+def completion_states(
+    model: PreTrainedModel, input_ids: Tensor, completion_mask: Tensor, position_ids: Tensor | None = None
+) -> Tensor:
     """The hidden states (after the final norm) that predict the completion tokens: [N, H].
 
     The state that predicts the token at t stands at t - 1, so the first answer token is predicted from the
     prompt's last position. No attention mask is passed: rows are padded on the right, and under causal
     attention no real position looks at what follows it, which lets attention run its fast causal kernel.
 
-    Args: `input_ids` int64 [B, T], `completion_mask` bool [B, T].
+    Args: `input_ids` int64 [B, T], `completion_mask` bool [B, T], and for texts that stand one after another
+    in one row `position_ids` int64 [1, T] that begin at 0 with each: no text then looks at another, and no
+    completion begins a text, so no state predicts across their border.
     """
-    hidden = model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
+    decoder = model.get_decoder()
+    hidden = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
     return hidden[:, :-1][completion_mask[:, 1:]]
 
 
@@ -40,7 +47,9 @@ def target_signals(target: PreTrainedModel, batch: Batch, temperature: float) ->
     head, a block of rows at a time; `hidden` [N, H] keeps the target's dtype; `argmax` is int64 [N].
     """
     device = target.device
-    hidden = completion_states(target, batch.input_ids.to(device), batch.completion_mask.to(device))
+    positions = None if batch.position_ids is None else batch.position_ids.to(device)
+    mask = batch.completion_mask.to(device)
+    hidden = completion_states(target, batch.input_ids.to(device), mask, positions)
     head = target.get_output_embeddings().weight
     logsumexp = torch.empty(len(hidden), dtype=torch.float32, device=device)
     argmax = torch.empty(len(hidden), dtype=torch.int64, device=device)
@@ -51,3 +60,49 @@ def target_signals(target: PreTrainedModel, batch: Batch, temperature: float) ->
         argmax[block] = logits.argmax(-1)
         logsumexp[block] = torch.logsumexp(logits.div_(temperature), dim=-1)
     return Signals(hidden=hidden, logsumexp=logsumexp, argmax=argmax)
+
+
+@torch.no_grad()
+def in_half(signals: Signals) -> Signals:
+    """The same signals with hidden states in float16, half as large as float32 ones.
+
+    What that may change: each number of a state h is rounded by at most `2^-11 |h_i|`, or 2^-25 where it is
+    tiny, and the log-normaliser stays exact. So every log-probability at temperature T moves by at most
+
+        eps = max_v sum_i max(2^-11 |h_i|, 2^-25) |W_vi| / T
+
+    (`half_bound`), and acceptance, sum min(p, q), by a factor between exp(-eps) and exp(eps). Raises
+    `UserError` where a number is too large for float16.
+    """
+    half = signals.hidden.to(torch.float16)
+    if not bool(half.isfinite().all()):
+        raise UserError(
+            "The target's hidden states are too large for float16: write train.signal: hidden, which keeps "
+            "them in the target's dtype."
+        )
+    return Signals(half, signals.logsumexp, signals.argmax)
+
+
+def half_bound(hidden_NH: Tensor, head_VH: Tensor, temperature: float) -> Tensor:
+    """eps of `in_half` for each token, [N], of the states before rounding."""
+    error_NH = (hidden_NH.abs() * 2.0**-11).clamp(min=2.0**-25)
+    return (error_NH @ head_VH.abs().T).amax(-1) / temperature
+
+
+@torch.no_grad()
+def top_k_of(signals: Signals, head_VH: Tensor, count: int, temperature: float) -> TopK:
+    """The `count` most likely ids of each token with their true log-probabilities, and the mass of the rest.
+
+    What that may change is said at `distill.heads.TopKRows`.
+    """
+    parts = []
+    rows = max(1, _BLOCK_ELEMENTS // len(head_VH))
+    for start in range(0, len(signals), rows):
+        block = slice(start, start + rows)
+        logits = (signals.hidden[block].to(head_VH) @ head_VH.T).float().div_(temperature)
+        # Normalised anew, so that the mass adds up to 1 to the last bit that float32 has
+        log_probs = logits.sub_(logits.logsumexp(-1, keepdim=True))
+        kept, ids = log_probs.topk(count, dim=-1)
+        log_probs.scatter_(-1, ids, -torch.inf)
+        parts.append(TopK(ids.int().cpu(), kept.cpu(), log_probs.exp_().sum(-1).clamp_(max=1).cpu()))
+    return concatenate(parts)

@@ -50,6 +50,13 @@ def test_recipe_and_arguments_reach_the_command() -> None:
     assert plan.strip() == '.venv/bin/distill run "$RECIPE" --set a.b=c'
 
 
+def test_processes_are_named_where_they_are_not_single() -> None:
+    for command in ("distill", "train"):
+        plan = make("-n", "-o", ".venv/.installed", command, "ACCELERATE=ddp", "ARGS=--fresh")
+        name = "run" if command == "distill" else command
+        assert plan.strip() == f'.venv/bin/distill {name} "$RECIPE" --accelerate "$ACCELERATE" --fresh'
+
+
 def test_ui_binds_to_this_machine_only() -> None:
     plan = make("-n", "-o", ".venv/.installed", "ui")
     assert "--host 127.0.0.1" in plan and "0.0.0.0" not in plan

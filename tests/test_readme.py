@@ -9,6 +9,7 @@ import pytest
 from distill import cli
 from distill.cli import STAGE_COMMANDS
 from distill.gate import parse
+from distill.processes import read_processes
 from distill.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +35,7 @@ def test_a_command_exists_with_its_recipe_and_settings(command: str) -> None:
     settings = dict(word.split("=", 1) for word in words[2:])
     recipe = settings.pop("RECIPE", "smollm2-135m")
     settings.pop("CANDIDATE", None)  # a name in the reader's own registry
+    read_processes(settings.pop("ACCELERATE", "single"))
     arguments = shlex.split(settings.pop("ARGS", ""))
     assert not settings, f"{command} sets {settings}"
     if words[1] == "export":  # takes a candidate too, and options of its own

@@ -113,11 +113,12 @@ def _measure_arm(arm: str, run: Run, scratch: Path) -> dict[str, Any]:
         return {
             "arm": arm,
             "seconds": 0.0,
+            "resumed": False,
             "costs": None,
             "samples": sample_rows(ngram_table(run, test), test),
         }
     drafter = run.initial_drafter()
-    begin = monotonic()
+    resumed, begin = scratch.exists(), monotonic()
     if arm == "gkd":
         from distill.bench.gkd import train_gkd
 
@@ -129,6 +130,7 @@ def _measure_arm(arm: str, run: Run, scratch: Path) -> dict[str, Any]:
     found = {
         "arm": arm,
         "seconds": seconds,
+        "resumed": resumed,  # then the seconds are those of the last session alone
         "costs": _costs(drafter, run),
         "samples": sample_rows(_table(drafter, run, test), test),
     }
@@ -190,6 +192,7 @@ def ngram_table(run: Run, samples: Samples) -> AcceptanceTable:
     import torch
 
     from data.records import collate
+    from data.signals import Signals
     from evaluation.acceptance import AcceptanceTable
     from evaluation.decoder.drafters import NgramDrafter
     from evaluation.signals import target_signals
@@ -199,7 +202,9 @@ def ngram_table(run: Run, samples: Samples) -> AcceptanceTable:
     columns: tuple[list[torch.Tensor], ...] = ([], [], [])
     for index, record in enumerate(samples):
         batch = collate(samples, [index], run.target.pad_id)
-        told = batch.signals or target_signals(run.target.model, batch, temperature)
+        told = batch.signals
+        if not isinstance(told, Signals):
+            told = target_signals(run.target.model, batch, temperature)
         places = [place for place, trained in enumerate(record.completion_mask) if trained]
         ids = torch.tensor([(drafter.look_up(record.input_ids[:place], 1) or [-1])[0] for place in places])
         logits = (told.hidden.to(head.dtype) * head[ids.clamp(min=0)]).sum(-1).float() / temperature

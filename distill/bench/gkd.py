@@ -20,7 +20,8 @@ from data.errors import UserError
 from data.records import Samples, collate
 from distill.models import Target, without_bars
 from distill.train import BatchPlan, TrainConfig, plan_batches
-from distill.trainer import set_trainable, training_arguments
+from distill.trainer import set_trainable
+from distill.training_arguments import training_arguments
 from evaluation.decoder.drafters import DraftModel
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -44,7 +45,6 @@ def train_gkd(
         batch_size=config.batch_size,
         tokens=config.tokens,
         accumulation=config.accumulation,
-        processes=1,
         seed=seed,
     )
     arguments = training_arguments(

@@ -58,6 +58,7 @@ def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str
         "",
         f"A draft model for speculative decoding of `{_plain(target)}`"
         + (f" at revision `{_plain(facts['target_revision'])}`" if facts.get("target_revision") else "")
+        + (f", quantised to {facts['target_quantization']}" if facts.get("target_quantization") else "")
         + ". It is of no use alone: the target checks every token it proposes, so the text is the target's.",
         "",
         f"- Tuned number of speculative tokens: **{facts['num_speculative_tokens']}**",

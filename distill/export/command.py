@@ -72,9 +72,11 @@ def open_source(reference: str, runs_dir: Path, say: Say, stack: ExitStack) -> S
 
 def facts_of(recipe: Recipe, evaluation: dict[str, Any], run_id: str) -> dict[str, Any]:
     """What an export says of where a drafter comes from, and the K that was tuned for it."""
+    quantization = recipe.target.quantization
     return {
         "target_model": recipe.target.model,
         "target_revision": recipe.target.revision,
+        **({} if quantization == "none" else {"target_quantization": quantization}),
         "recipe": recipe.name,
         "run_id": run_id,
         "num_speculative_tokens": evaluation["best"]["fixed_num_speculative_tokens"],

@@ -8,11 +8,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-import distill.step
+import distill.training_step
 from data.records import Samples
 from distill.choice import chosen_count, keep_flattest, most_learnable, reference_kl, token_kl
-from distill.chunked import TargetRows, chunked_loss
+from distill.chunked import chunked_loss
 from distill.drafter import prune
+from distill.heads import TargetRows, TopKRows
 from distill.losses import forward_kl
 from distill.models import Target
 from distill.train import TrainConfig, train_drafter
@@ -35,14 +36,24 @@ def test_the_tokens_with_the_largest_gap_are_chosen() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden, head, theirs = (torch.randn(*shape, generator=generator) for shape in ((10, 4), (7, 4), (10, 4)))
     logits = theirs @ head.T / 0.5
-    rows = TargetRows(theirs, head, logits.logsumexp(-1))
+    normaliser = logits.logsumexp(-1)
+    rows = TargetRows(theirs, head, normaliser)
     kl = forward_kl(hidden @ head.T / 0.5, logits.log_softmax(-1))
     torch.testing.assert_close(token_kl(hidden, head, rows, 0.5), kl)
     reference = torch.randn(10, generator=generator).abs()
     reference[kl.argmax()] = kl.max()  # what the reference could not learn either
-    chosen = most_learnable(hidden, head, rows, reference, temperature=0.5, share=0.3)
-    assert chosen.tolist() == sorted((kl - reference).argsort(descending=True)[:3].tolist())
-    assert chosen.tolist() != sorted(kl.argsort(descending=True)[:3].tolist())  # the reference matters
+    states, told = most_learnable(hidden, head, rows, reference, temperature=0.5, share=0.3)
+    chosen = sorted((kl - reference).argsort(descending=True)[:3].tolist())
+    assert torch.equal(states, hidden[chosen]) and isinstance(told, TargetRows)
+    assert torch.equal(told.hidden_NT, theirs[chosen]) and told.logsumexp_N is not None
+    assert torch.equal(told.logsumexp_N, normaliser[chosen])
+    assert chosen != sorted(kl.argsort(descending=True)[:3].tolist())  # the reference matters
+    ids = logits.topk(7).indices  # all of them: the same from another kind of signal
+    log_probs = logits.log_softmax(-1).gather(-1, ids)
+    again, top = most_learnable(
+        hidden, head, TopKRows(ids, log_probs, torch.zeros(10)), reference, temperature=0.5, share=0.3
+    )
+    assert torch.equal(again, states) and isinstance(top, TopKRows) and torch.equal(top.ids_NK, ids[chosen])
     assert [chosen_count(tokens, 0.4) for tokens in (1, 5, 10)] == [1, 2, 4]
 
 
@@ -120,7 +131,7 @@ def test_training_on_a_share_of_the_tokens(
         rows.append((len(hidden), name))
         return chunked_loss(name, hidden, *rest, **named)
 
-    monkeypatch.setattr(distill.step, "chunked_loss", spy)
+    monkeypatch.setattr(distill.training_step, "chunked_loss", spy)
     loss = {"name": "lk_hybrid", "warm_start": {"name": "forward_kl", "share": 0.5}}
     config = TrainConfig.model_validate(
         {"tokens": 400, "learning_rate": 5e-3, "batch_size": 4, "learnable_share": 0.4, "loss": loss}

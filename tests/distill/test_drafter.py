@@ -136,21 +136,24 @@ def test_another_tokenizer_is_refused(
         build(config(str(tmp_path / "other")))
 
 
-def test_a_candidate_keeps_its_vocabulary_where_the_size_agrees(
+def test_a_candidate_keeps_the_ids_for_which_the_samples_leave_room(
     target: Target, tmp_path: Path, build: Callable[..., DraftModel]
 ) -> None:
     vocab = torch.tensor([1, 2, 50, 60, 70])
     candidate = DraftModel(prune(target.model, [0, 2], torch.randn(5, 32)), vocab)
     save_drafter(candidate, tmp_path / "candidate")
-    kept = build(config("models:/x@champion", vocab_size=5), tmp_path / "candidate")
+    # the samples use 3 and 70: 3 comes in though the candidate lacks it; 50 stays, there is no room for 60
+    counts = torch.zeros(96, dtype=torch.int64)
+    counts[[3, 70]] = 1
+    moved = build(config("models:/x@champion", vocab_size=5), tmp_path / "candidate", counts)
+    assert moved.vocab is not None and moved.vocab.tolist() == [1, 2, 3, 50, 70]
+    head = moved.model.lm_head.weight
+    assert torch.equal(head[[0, 1, 3, 4]], candidate.model.lm_head.weight[[0, 1, 2, 4]])
+    assert torch.equal(head[2], target.model.lm_head.weight[3])
+    # samples of none but the candidate's ids change nothing
+    kept = build(config("models:/x@champion", vocab_size=5), tmp_path / "candidate", 0 * counts)
     assert kept.vocab is not None and kept.vocab.tolist() == vocab.tolist()
     assert torch.equal(kept.model.lm_head.weight, candidate.model.lm_head.weight)
-    # another size: a new vocabulary, with the candidate's rows where it has them and the target's elsewhere
-    changed = build(config("models:/x@champion", vocab_size=4), tmp_path / "candidate")
-    assert changed.vocab is not None and changed.vocab.tolist() == [0, 1, 2, 3]
-    head = changed.model.lm_head.weight
-    assert torch.equal(head[[1, 2]], candidate.model.lm_head.weight[[0, 1]])
-    assert torch.equal(head[[0, 3]], target.model.lm_head.weight[[0, 3]])
     full = build(config("models:/x@champion"), tmp_path / "candidate")
     assert full.vocab is None
     assert torch.equal(full.model.lm_head.weight[vocab], candidate.model.lm_head.weight)
@@ -165,6 +168,8 @@ def test_missing_rows_cannot_come_from_a_wider_target(
     save_drafter(DraftModel(prune(narrow, [0], torch.randn(5, 16)), torch.arange(5)), tmp_path / "narrow")
     with pytest.raises(UserError, match=r"set draft\.vocab_size to 5"):
         build(config("models:/x@champion", vocab_size=7), tmp_path / "narrow")
+    own = build(config("models:/x@champion", vocab_size=5), tmp_path / "narrow").vocab
+    assert own is not None and own.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_other_layouts_are_refused_by_name(target: Target) -> None:

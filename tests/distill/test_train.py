@@ -4,6 +4,7 @@ trajectory."""
 import importlib.util
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from data.errors import UserError
-from data.records import Samples, collate
+from data.records import Samples, collate, pack
+from data.signals import Signals
 from distill.chunked import TargetRows, chunked_loss
 from distill.drafter import prune
 from distill.loss_config import LossConfig
 from distill.models import Target, load_drafter
 from distill.train import (
+    BatchPlan,
     TrainConfig,
     best_check,
     check_steps,
@@ -28,7 +31,7 @@ from distill.train import (
     train_drafter,
 )
 from evaluation.decoder.drafters import DraftModel
-from evaluation.signals import completion_states, target_signals
+from evaluation.signals import completion_states, in_half, target_signals, top_k_of
 
 VOCAB = torch.arange(0, 96, 2)
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -62,11 +65,11 @@ def train(
 
 
 def test_plan_meets_the_budget_and_repeats() -> None:
-    plan = plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, processes=1, seed=1)
+    plan = plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, seed=1)
     assert sum(plan.tokens) >= 120 > sum(plan.tokens[:-1])
     assert plan.tokens == [sum(SIZES[index][1] for index in batch) for batch in plan.batches]
-    assert plan == plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, processes=1, seed=1)
-    assert plan != plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, processes=1, seed=2)
+    assert plan == plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, seed=1)
+    assert plan != plan_batches(SIZES, batch_size=3, tokens=120, accumulation=1, seed=2)
     per_epoch = -(-len(SIZES) // 3)
     assert sorted(index for batch in plan.batches[:per_epoch] for index in batch) == list(
         range(len(SIZES))
@@ -74,14 +77,20 @@ def test_plan_meets_the_budget_and_repeats() -> None:
 
 
 def test_plan_is_whole_steps() -> None:
-    plan = plan_batches(SIZES, batch_size=2, tokens=100, accumulation=3, processes=2, seed=0)
-    assert len(plan.batches) % 6 == 0 and plan.steps == len(plan.batches) // 6
+    plan = plan_batches(SIZES, batch_size=2, tokens=100, accumulation=3, seed=0)
+    assert len(plan.batches) % 3 == 0 and plan.steps == len(plan.batches) // 3
     assert plan.tokens_after(0) == 0 and plan.tokens_after(plan.steps) == sum(plan.tokens)
-    assert plan.tokens_after(1) == sum(plan.tokens[:6])
+    assert plan.tokens_after(1) == sum(plan.tokens[:3])
+
+
+def test_processes_share_each_batch() -> None:
+    plan = BatchPlan([[5, 6, 7, 8], [9]], [10, 2], 1)
+    assert plan.shares(1) == plan.batches
+    assert plan.shares(2) == [[5, 7], [6, 8], [9], []]  # process 0 takes every second row, from 0 on
 
 
 def test_plan_keeps_like_lengths_together() -> None:
-    plan = plan_batches(SIZES * 20, batch_size=10, tokens=700, accumulation=1, processes=1, seed=0)
+    plan = plan_batches(SIZES * 20, batch_size=10, tokens=700, accumulation=1, seed=0)
     sizes = SIZES * 20
 
     def padding(batches: list[list[int]]) -> int:
@@ -200,7 +209,10 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=tolerance, msg=name)
 
 
-def test_live_equals_hidden(target: Target, make_samples: Callable[..., Samples], tmp_path: Path) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_live_equals_hidden(
+    full: bool, target: Target, make_samples: Callable[..., Samples], tmp_path: Path
+) -> None:
     samples = make_samples(24)
     losses: dict[str, list[float]] = {"hidden": [], "live": []}
     weights = {}
@@ -212,8 +224,10 @@ def test_live_equals_hidden(target: Target, make_samples: Callable[..., Samples]
             seen.append(measures.get("loss", 0.0))
 
         with_them = samples if signal == "hidden" else Samples(samples.records, None)
+        head = target.model.lm_head.weight
+        drafter = DraftModel(prune(target.model, [0, 3], head), None) if full else new_drafter(target)
         weights[signal] = train(
-            new_drafter(target),
+            drafter,
             target,
             with_them,
             tmp_path / signal,
@@ -235,7 +249,7 @@ def test_four_accumulated_batches_equal_one_of_four(
 
     samples = make_samples(20)
     sizes = [(len(record.input_ids), record.completion_tokens) for record in samples.where(split="train")]
-    whole = plan_batches(sizes, batch_size=4, tokens=200, accumulation=1, processes=1, seed=0)
+    whole = plan_batches(sizes, batch_size=4, tokens=200, accumulation=1, seed=0)
     assert all(len(batch) == 4 for batch in whole.batches)
     assert any(len({sizes[index][1] for index in batch}) > 1 for batch in whole.batches)
     weights = {}
@@ -257,6 +271,7 @@ def test_gradients_are_those_of_the_eager_sum_over_count(
 ) -> None:
     """One step of the trainer, its gradient caught before the optimizer, against the loss written out."""
     from distill import trainer as trainer_module
+    from distill import training_arguments
 
     samples = make_samples(12)
     caught: dict[str, torch.Tensor] = {}
@@ -269,16 +284,16 @@ def test_gradients_are_those_of_the_eager_sum_over_count(
                 caught.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
 
     drafter = new_drafter(target)
-    original = trainer_module._CLIP
-    trainer_module._CLIP = 1e9
+    original = training_arguments.CLIP
+    training_arguments.CLIP = 1e9
     try:
         run_with_callback(drafter, target, samples, tmp_path, Catch())
     finally:
-        trainer_module._CLIP = original
+        training_arguments.CLIP = original
     fresh = new_drafter(target)
     own = samples.where(split="train")
     sizes = [(len(record.input_ids), record.completion_tokens) for record in own]
-    first = plan_batches(sizes, batch_size=4, tokens=300, accumulation=1, processes=1, seed=0).batches[0]
+    first = plan_batches(sizes, batch_size=4, tokens=300, accumulation=1, seed=0).batches[0]
     batch = collate(own, first, target.pad_id)
     told = target_signals(target.model, batch, 1.0)
     states = completion_states(fresh.model, batch.input_ids, batch.completion_mask)
@@ -535,3 +550,189 @@ def test_model_parameters_of_the_caller_train(target: Target, drafter: DraftMode
     assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == [
         "model.embed_tokens.weight"
     ]
+
+
+# --- other ways to the same numbers ---
+
+
+def other_form(samples: Samples, form: Callable[[Signals], Any]) -> Samples:
+    """The same samples with their signals kept in another form."""
+    kept = [samples.signals(index) for index in range(len(samples))]
+    return Samples(samples.records, [(form(one), 0) for one in kept if isinstance(one, Signals)])
+
+
+@pytest.mark.parametrize("signal", ["hidden_half", "topk"])
+def test_smaller_signals_train_nearly_alike(
+    signal: str, target: Target, make_samples: Callable[..., Samples], tmp_path: Path
+) -> None:
+    samples, head = make_samples(24), target.model.lm_head.weight.detach()
+    forms: dict[str, Callable[[Signals], Any]] = {
+        "hidden_half": in_half,
+        "topk": partial(top_k_of, head_VH=head, count=90, temperature=1.0),
+    }
+    losses: dict[str, list[float]] = {}
+    for name in ("hidden", signal):
+        seen: list[float] = []
+
+        def report(
+            step: int, steps: int, tokens: int, measures: dict[str, float], seen: list[float] = seen
+        ) -> None:
+            seen.append(measures.get("loss", 0.0))
+
+        given = samples if name == "hidden" else other_form(samples, forms[signal])
+        train(new_drafter(target), target, given, tmp_path / name, signal=name, report=report, tokens=250)
+        losses[name] = seen
+    assert losses["hidden"] != losses[signal]
+    assert losses[signal] == pytest.approx(losses["hidden"], rel=2e-2 if signal == "topk" else 2e-3)
+
+
+def test_packed_rows_equal_padded_ones(
+    target: Target, make_samples: Callable[..., Samples], tmp_path: Path
+) -> None:
+    samples = make_samples(20)
+    drafter, indices = new_drafter(target), [0, 1, 2, 3, 4]
+    padded, packed = collate(samples, indices, target.pad_id), pack(samples, indices, target.pad_id)
+    assert packed.input_ids.shape == (1, sum(len(samples[index].input_ids) for index in indices))
+    assert packed.position_ids is not None and int((packed.position_ids == 0).sum()) == len(indices)
+    gradients = []
+    for batch in (padded, packed):
+        drafter.model.zero_grad()
+        told = target_signals(target.model, batch, 1.0)
+        states = completion_states(drafter.model, batch.input_ids, batch.completion_mask, batch.position_ids)
+        rows = TargetRows(told.hidden, target.model.lm_head.weight[VOCAB], told.logsumexp)
+        chunked_loss("forward_kl", states, drafter.model.lm_head.weight, target=rows).loss.backward()
+        gradients.append(
+            (
+                told.hidden,
+                {n: p.grad.clone() for n, p in drafter.model.named_parameters() if p.grad is not None},
+            )
+        )
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
+    without = packed.position_ids.new_tensor(range(packed.input_ids.shape[1])).unsqueeze(0)
+    mixed = completion_states(target.model, packed.input_ids, packed.completion_mask, without)
+    assert not torch.allclose(
+        mixed, gradients[0][0], atol=1e-2
+    )  # texts that look at each other are another thing
+    for signal in ("hidden", "live"):
+        ours, theirs = (
+            train(
+                new_drafter(target),
+                target,
+                samples,
+                tmp_path / f"{signal}{packing}",
+                signal=signal,
+                packing=packing,
+            )
+            for packing in (True, False)
+        )
+        assert_close(ours, theirs, 1e-4)
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory(
+    target: Target, make_samples: Callable[..., Samples], tmp_path: Path
+) -> None:
+    samples, calls, weights = make_samples(12), [], []
+    for checkpointing in (False, True):
+        drafter, seen = new_drafter(target), [0]
+
+        def count(module: torch.nn.Module, inputs: Any, seen: list[int] = seen) -> None:
+            seen[0] += torch.is_grad_enabled()
+
+        hook = drafter.model.model.layers[0].mlp.register_forward_pre_hook(count)
+        out_dir = tmp_path / str(checkpointing)
+        fields: dict[str, Any] = {"tokens": 100, "gradient_checkpointing": checkpointing}
+        weights.append(train(drafter, target, samples, out_dir, **fields))
+        hook.remove()
+        calls.append(seen[0])
+    assert calls[0] > 0 and calls[1] in (
+        calls[0],
+        2 * calls[0],
+    )  # computed again, or first without a gradient
+    assert_close(*weights, 1e-6)
+
+
+def test_bfloat16_products_over_float32_weights(
+    target: Target, make_samples: Callable[..., Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU does with a bfloat16 drafter, on a CPU."""
+    import distill.trainer
+
+    samples, losses = make_samples(12), {}
+    for mixed in (False, True):
+        monkeypatch.setattr(distill.trainer, "_is_mixed", lambda *_, mixed=mixed: mixed)
+        seen: list[float] = []
+
+        def report(
+            step: int, steps: int, tokens: int, measures: dict[str, float], seen: list[float] = seen
+        ) -> None:
+            seen.append(measures.get("loss", 0.0))
+
+        weights = train(
+            new_drafter(target), target, samples, tmp_path / str(mixed), tokens=150, report=report
+        )
+        assert {value.dtype for value in weights.values()} == {torch.float32}
+        losses[mixed] = seen
+    assert losses[True] != losses[False]
+    assert losses[True] == pytest.approx(losses[False], rel=0.05)
+
+
+class Poison:
+    """Spoils the gradient of some steps, before it is clipped."""
+
+    def __init__(self, steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        from distill.trainer import DistillTrainer
+
+        original = DistillTrainer._clip_grad_norm
+
+        def spoil(trainer: Any, model: torch.nn.Module) -> Any:
+            if trainer.state.global_step + 1 in steps:
+                next(p for p in model.parameters() if p.grad is not None).grad.fill_(torch.nan)  # type: ignore[union-attr]
+            return original(trainer, model)
+
+        monkeypatch.setattr(DistillTrainer, "_clip_grad_norm", spoil)
+
+
+def test_a_step_without_a_finite_gradient_is_left_out_and_counted(
+    target: Target, make_samples: Callable[..., Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    samples = make_samples(20)
+    monkeypatch.setattr("distill.training_arguments.CLIP", 0.1)
+    Poison({3, 4, 6}, monkeypatch)
+    config = TrainConfig(tokens=500, learning_rate=3e-3, batch_size=4)
+
+    def run(out_dir: Path, last: int) -> tuple[DraftModel, Any]:
+        drafter = new_drafter(target)
+
+        def report(step: int, steps: int, tokens: int, measures: dict[str, float]) -> None:
+            if step == last:
+                raise Killed
+
+        return drafter, train_drafter(
+            drafter, target, samples, config, temperature=1.0, seed=0, out_dir=out_dir, report=report
+        )
+
+    drafter, result = run(tmp_path / "straight", -1)
+    assert result.steps > 8 and result.skipped_steps == 3
+    assert 0 < result.clipped_steps <= result.steps - 3
+    assert all(value.isfinite().all() for value in drafter.model.state_dict().values())
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", 7)
+    _, resumed = run(tmp_path / "killed", -1)  # the counts go on, too
+    assert (resumed.skipped_steps, resumed.clipped_steps) == (3, result.clipped_steps)
+
+
+def test_several_steps_in_a_row_without_one_end_the_training(
+    target: Target, make_samples: Callable[..., Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Poison({3, 4, 5}, monkeypatch)
+    with pytest.raises(UserError, match=r"diverged.*3 steps in a row.*step 5.*lower train\.learning_rate"):
+        train(new_drafter(target), target, make_samples(20), tmp_path, tokens=500)
+
+
+def test_options_that_are_not_in_use_are_no_part_of_the_key() -> None:
+    plain = TrainConfig(tokens=1)
+    assert plain.identity() == TrainConfig(tokens=1, optimizer="adamw", packing=False).identity()
+    used = [{"optimizer": "adamw_8bit"}, {"packing": True}, {"gradient_checkpointing": True}, {"lora": {}}]
+    found = [str(TrainConfig.model_validate({"tokens": 1, **fields}).identity()) for fields in used]
+    assert len({str(plain.identity()), *found}) == 5

@@ -1,0 +1,103 @@
+"""Output heads, and what the target says at the tokens of a batch: rows of probabilities that no one stores.
+
+Shape legend as in `distill.losses`: N completion tokens; V ids of the draft vocabulary; H, T width of hidden
+states; K ids kept of each token; n rows of one block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Head:
+    """An output head, and what its model does to the logits:
+
+        cap tanh(scale (hidden @ weight.T + bias) / cap)
+
+    Padding ids are left out by slicing, `Head(weight[:real])`, for both models.
+    """
+
+    weight_VH: Tensor
+    bias_V: Tensor | None = None
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    def logits(self, hidden_nH: Tensor, work_dtype: torch.dtype) -> Tensor:
+        """[n, V] in `work_dtype`, the product in the dtype of what is given."""
+        logits_nV = (hidden_nH @ self.weight_VH.to(hidden_nH.dtype).T).to(work_dtype)
+        if self.bias_V is not None:
+            logits_nV += self.bias_V.to(work_dtype)
+        if self.scale != 1:
+            logits_nV *= self.scale
+        if self.soft_cap is not None:
+            logits_nV.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+        return logits_nV
+
+    def slope(self, logits_nV: Tensor) -> Tensor | float:
+        """What a gradient in the logits is multiplied with to be one in `hidden @ weight.T + bias`."""
+        if self.soft_cap is None:
+            return self.scale
+        return (logits_nV / self.soft_cap).square_().neg_().add_(1).mul_(self.scale)
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """What the target says at N positions, restricted to the draft vocabulary without storing [N, V].
+
+    True log-probabilities are the head's logits / temperature - `logsumexp_N`, where `logsumexp_N` is the
+    log-normaliser over the target's full vocabulary at that same temperature. None where the head *is* the
+    full vocabulary: it is then found on the way.
+    """
+
+    hidden_NT: Tensor
+    head_VT: Tensor | Head
+    logsumexp_N: Tensor | None
+
+    def log_probs(self, block: slice, log_draft_nV: Tensor, temperature: float) -> Tensor:
+        """True log-probabilities [n, V] of a block of positions."""
+        head = self.head_VT if isinstance(self.head_VT, Head) else Head(self.head_VT)
+        logits_nV = head.logits(self.hidden_NT[block], log_draft_nV.dtype)
+        if temperature != 1:
+            logits_nV.div_(temperature)
+        if self.logsumexp_N is None:
+            return torch.log_softmax(logits_nV, dim=-1)
+        return logits_nV.sub_(self.logsumexp_N[block].to(logits_nV.dtype).unsqueeze(-1))
+
+
+@dataclass(frozen=True)
+class TopKRows:
+    """What the target says at N positions: K ids with their true log-probabilities, and the mass t of all
+    others.
+
+    The others are spread as the draft spreads its own mass u there: p_v = t q_v / u. For every loss whose
+    terms are of the form q f(p / q) (forward and reverse KL, JSD, TVD and what is made of acceptance) that
+    is the loss with all others taken as one id, in value and gradient. By the data processing inequality it
+    is not more than the true loss, and less by no more than
+
+        TVD:          min(t, u)
+        forward KL:   t log(p_K u / (t q_min))
+
+    with p_K the least probability kept, which no other id exceeds, and q_min the draft's least among the
+    others. Both hold over a full vocabulary. With a reduced one the ids outside it stand in `ids_NK` as -1,
+    and all others are taken to lie inside: the bound of TVD holds there too.
+    """
+
+    ids_NK: Tensor
+    """int64: rows of the draft's head, -1 outside."""
+    log_probs_NK: Tensor
+    tail_N: Tensor
+
+    def log_probs(self, block: slice, log_draft_nV: Tensor, temperature: float) -> Tensor:
+        """Log-probabilities [n, V] of a block of positions; they are at the temperature already."""
+        size = log_draft_nV.shape[1]
+        ids_nK, tail_n1 = self.ids_NK[block], self.tail_N[block, None].to(log_draft_nV.dtype)
+        places_nK = torch.where(ids_nK < 0, size, ids_nK)  # those outside share a column that is cut off
+        wide_nW = torch.nn.functional.pad(log_draft_nV, (0, 1), value=-torch.inf)
+        rest_n1 = wide_nW.scatter(1, places_nK, -torch.inf).logsumexp(-1, keepdim=True)
+        wide_nW += tail_n1.log() - rest_n1.clamp(min=torch.finfo(rest_n1.dtype).min / 4)
+        wide_nW.scatter_(1, places_nK, self.log_probs_NK[block].to(wide_nW.dtype))
+        return wide_nW[:, :size]

@@ -1,0 +1,64 @@
+"""What quantising the target changes for a drafter: its acceptance by the quantised target that it was made
+for, and by the full one, on the same text.
+
+Shapes: S samples.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from evaluation.acceptance import MEASURES, AcceptanceTable, bootstrap_ratio, teacher_forced
+from evaluation.decoder.drafters import DraftModel
+from evaluation.signals import target_signals
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from data.records import Samples
+
+_BATCH = 16
+
+
+def acceptance_gap(
+    drafter: DraftModel,
+    quantised: PreTrainedModel,
+    full: PreTrainedModel,
+    samples: Samples,
+    *,
+    temperature: float,
+    seed: int,
+) -> dict[str, Any]:
+    """The three acceptances of `drafter` by each target, teacher-forced on `samples`, and the targets' own
+    agreement.
+
+    Per measure: `quantised` and `full` (means over tokens) and `gap`, quantised minus full, paired, with a
+    95 % bootstrap interval over samples. `targets` is what the quantised target would accept of the full one
+    as its drafter: `sampled` is 1 minus their mean total variation distance. `tokens` and `samples` say on
+    how much.
+    """
+
+    def table(of: DraftModel, by: PreTrainedModel) -> AcceptanceTable:
+        # Asked live, of both alike: what sampling kept may be of another precision
+        live = partial(target_signals, by, temperature=temperature)
+        head = by.get_output_embeddings().weight.detach()
+        return teacher_forced(of, head, samples, temperature=temperature, batch_size=_BATCH, signals=live)
+
+    tables = {"quantised": table(drafter, quantised), "full": table(drafter, full)}
+    count = len(samples)
+    tokens_S = torch.bincount(tables["full"].sample, minlength=count).double()
+    kept_S = tokens_S > 0
+    found: dict[str, Any] = {"tokens": int(tokens_S.sum()), "samples": int(kept_S.sum())}
+    for name in MEASURES:
+        sums_S = {
+            which: torch.bincount(one.sample, weights=getattr(one, name).double(), minlength=count)
+            for which, one in tables.items()
+        }
+        difference_S = (sums_S["quantised"] - sums_S["full"])[kept_S].numpy()
+        found[name] = {which: one.means()[name] for which, one in tables.items()}
+        found[name]["gap"] = bootstrap_ratio(difference_S, tokens_S[kept_S].numpy(), seed=seed)
+    found["targets"] = table(DraftModel(full, None), quantised).means()
+    return found
