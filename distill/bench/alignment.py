@@ -113,11 +113,12 @@ def _measure_arm(arm: str, run: Run, scratch: Path) -> dict[str, Any]:
         return {
             "arm": arm,
             "seconds": 0.0,
+            "resumed": False,
             "costs": None,
             "samples": sample_rows(ngram_table(run, test), test),
         }
     drafter = run.initial_drafter()
-    begin = monotonic()
+    resumed, begin = scratch.exists(), monotonic()
     if arm == "gkd":
         from distill.bench.gkd import train_gkd
 
@@ -129,6 +130,7 @@ def _measure_arm(arm: str, run: Run, scratch: Path) -> dict[str, Any]:
     found = {
         "arm": arm,
         "seconds": seconds,
+        "resumed": resumed,  # then the seconds are those of the last session alone
         "costs": _costs(drafter, run),
         "samples": sample_rows(_table(drafter, run, test), test),
     }

@@ -66,7 +66,7 @@ def _overview(arms: dict[str, Any], seed: int, temperature: float) -> list[str]:
         else:
             speedup = _tokens(cold) / _sum(cold, f"calls_{COUNTS[0]}") / round_cost(costs, COUNTS[0])
             cells += [f"{costs['cost_ratio']:.3f}", f"{speedup:.2f}"]
-        cells.append(f"{arm['seconds'] / 60:.1f}")
+        cells.append(f"{'> ' if arm['resumed'] else ''}{arm['seconds'] / 60:.1f}")
         lines.append(_row(cells))
     return lines
 
