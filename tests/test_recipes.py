@@ -10,7 +10,8 @@ import yaml
 
 from data.files import canonical_hash, sha256_file
 from distill.context import Run
-from distill.recipe import COMMIT, RECIPES, load_recipe, recipe_names
+from distill.recipe import RECIPES, load_recipe, recipe_names
+from distill.recipe_checks import COMMIT
 from distill.recipe_file import RecipeError
 
 NAMES = recipe_names()
