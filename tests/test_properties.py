@@ -161,15 +161,16 @@ def test_drafts_and_the_token_behind_follow_the_targets_law(data: st.DataObject)
 def test_a_plan_meets_its_budget_in_whole_steps_and_uses_every_sample_alike(
     sizes: list[tuple[int, int]], batch_size: int, tokens: int, accumulation: int, processes: int, seed: int
 ) -> None:
-    plan = plan_batches(
-        sizes, batch_size=batch_size, tokens=tokens, accumulation=accumulation, processes=processes, seed=seed
-    )
-    assert len(plan.batches) == plan.steps * accumulation * processes
+    plan = plan_batches(sizes, batch_size=batch_size, tokens=tokens, accumulation=accumulation, seed=seed)
+    assert len(plan.batches) == plan.steps * accumulation
     assert all(0 < len(batch) <= batch_size and len(set(batch)) == len(batch) for batch in plan.batches)
     assert sum(plan.tokens) >= tokens
-    assert sum(plan.tokens[: -accumulation * processes]) < tokens, "no step more than needed"
+    assert sum(plan.tokens[:-accumulation]) < tokens, "no step more than needed"
     counts = [sum(batch.count(index) for batch in plan.batches) for index in range(len(sizes))]
     assert max(counts) - min(counts) <= 1
+    shares = plan.shares(processes)
+    dealt = [shares[start : start + processes] for start in range(0, len(shares), processes)]
+    assert [sorted(sum(parts, [])) for parts in dealt] == [sorted(batch) for batch in plan.batches]
 
 
 # ---- resume
