@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.findings import Finding
 from distill.model_files import read_config
-from distill.preflight import Finding
 from distill.recipe import Recipe
 from distill.resolve import find_model
 

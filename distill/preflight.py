@@ -6,82 +6,32 @@ Nothing is loaded or downloaded here.
 import contextlib
 import importlib.util
 import os
-import queue
 import shutil
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
 
 from data.errors import UserError
 from data.prompt_sources import parse_source
+from distill.findings import Finding, Findings
+from distill.hub import Hub
 from distill.identity import gpu, model_form
 from distill.lora import check_peft
 from distill.quantize import missing
 from distill.recipe import Recipe
-from distill.sizes import GIB, Sizes, disk_needed, memory_needed, sizes_of
+from distill.sizes import Sizes, disk_needed, memory_needed, size_text, sizes_of
 
 CPU_LIMIT = 1_000_000_000
 """Targets above this many parameters would sample for weeks on a CPU, so they need a GPU."""
-HUB_SECONDS = 10.0
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that preflight looked at: fine, worth knowing, or in the way."""
-
-    level: Literal["ok", "note", "blocks"]
-    what: str
-    text: str
-
-    def __str__(self) -> str:
-        mark = {"ok": "ok     ", "note": "note   ", "blocks": "MISSING"}[self.level]
-        return f"  {mark} {self.what}: {self.text}"
-
-
-@dataclass
-class Findings:
-    """All that was looked at for one recipe."""
-
-    recipe: str
-    items: list[Finding] = field(default_factory=list)
-
-    @property
-    def blocked(self) -> bool:
-        """True where something is missing without which the run cannot finish."""
-        return any(item.level == "blocks" for item in self.items)
-
-    def text(self) -> str:
-        """The findings as the user reads them."""
-        verdict = "cannot run here" if self.blocked else "can run here"
-        return "\n".join([f"recipe {self.recipe} {verdict}", *(str(item) for item in self.items)])
-
-    def raise_if_blocked(self) -> None:
-        """Raise `UserError` with everything that is missing."""
-        if self.blocked:
-            missing = [str(item) for item in self.items if item.level == "blocks"]
-            raise UserError(
-                "\n".join([f"recipe {self.recipe} cannot run here; nothing was started", *missing])
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """The findings as plain data."""
-        return {
-            "recipe": self.recipe,
-            "ok": not self.blocked,
-            "findings": [asdict(item) for item in self.items],
-        }
+TRACKING_SECONDS = 10.0
 
 
 def check(recipe: Recipe, runs_dir: Path) -> Findings:
     """Look at models, prompts, memory, disk and time, and report all of it together."""
     findings = Findings(recipe.name)
-    hub = _Hub()
+    hub = Hub()
     findings.items += _check_model("target", recipe.target.model, recipe.target.revision, hub)
     if recipe.draft.init.from_ != "target":
         findings.items += _check_model("drafter", recipe.draft.init.from_, recipe.draft.revision, hub)
@@ -108,7 +58,7 @@ def check(recipe: Recipe, runs_dir: Path) -> Findings:
 # --- models and prompts ---------------------------------------------------------------------------
 
 
-def _check_model(what: str, model: str, revision: str | None, hub: "_Hub") -> Iterator[Finding]:
+def _check_model(what: str, model: str, revision: str | None, hub: Hub) -> Iterator[Finding]:
     form = model_form(model)
     if form == "package":
         yield _package(what, model)
@@ -135,7 +85,7 @@ def _package(what: str, model: str) -> Finding:
     path = Path(spec.submodule_search_locations[0]) / name
     if not path.is_file():
         return Finding("blocks", what, f"the Python package {package} holds no file {name}")
-    return Finding("ok", what, f"{model} ({_size(path.stat().st_size)})")
+    return Finding("ok", what, f"{model} ({size_text(path.stat().st_size)})")
 
 
 def _candidate(what: str, model: str) -> Finding:
@@ -154,13 +104,15 @@ def _shipped(what: str, model: str) -> Finding:
         folder = resolve_model(model, None, Path(), what)
     except UserError as error:
         return Finding("blocks", what, str(error).removeprefix(f"{what}: "))
-    return Finding("ok", what, f"{model} ({_size(sum(file.stat().st_size for file in folder.iterdir()))})")
+    return Finding(
+        "ok", what, f"{model} ({size_text(sum(file.stat().st_size for file in folder.iterdir()))})"
+    )
 
 
 def _local(what: str, path: Path) -> Finding:
     if path.suffix == ".gguf":
         if path.is_file():
-            return Finding("ok", what, f"{path} ({_size(path.stat().st_size)})")
+            return Finding("ok", what, f"{path} ({size_text(path.stat().st_size)})")
         return Finding("blocks", what, f"no file {path}")
     if not path.is_dir():
         return Finding(
@@ -175,10 +127,10 @@ def _local(what: str, path: Path) -> Finding:
         return Finding(
             "blocks", what, f"{path}: {reason}; save it with save_pretrained, which writes safetensors"
         )
-    return Finding("ok", what, f"{path} ({_size(sum(file.stat().st_size for file in weights))})")
+    return Finding("ok", what, f"{path} ({size_text(sum(file.stat().st_size for file in weights))})")
 
 
-def _check_prompts(text: str, hub: "_Hub") -> Iterator[Finding]:
+def _check_prompts(text: str, hub: Hub) -> Iterator[Finding]:
     source = parse_source(text)
     what = f"prompts {source.kind}:{source.place}"
     if source.kind == "hub":
@@ -190,89 +142,7 @@ def _check_prompts(text: str, hub: "_Hub") -> Iterator[Finding]:
         elif path.stat().st_size == 0:
             yield Finding("blocks", what, f"{path} is empty")
         else:
-            yield Finding("ok", what, _size(path.stat().st_size))
-
-
-def within(seconds: float, ask: Callable[[], T]) -> T:
-    """What `ask` returns or raises; `TimeoutError` after `seconds`, for not every client of the network gives
-    up by itself.
-    """
-    told: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            told.put((ask(), None))
-        except Exception as error:
-            told.put((None, error))
-
-    threading.Thread(target=work, daemon=True).start()  # nobody waits for it where it hangs for good
-    try:
-        answer, error = told.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {seconds:g} seconds") from None
-    if error is not None:
-        raise error
-    return cast("T", answer)
-
-
-class _Hub:
-    """Asks the hub what can be read, without downloading; after one failure to connect it is not asked
-    again.
-    """
-
-    def __init__(self) -> None:
-        self.unreachable = ""
-        self.download_bytes = 0
-
-    def look(self, what: str, repository: str, revision: str | None, kind: str) -> Finding:
-        """Is `repository` at `revision` on this machine already, or may we read it from the hub?"""
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
-
-        label = f"{repository} at {revision[:12]}" if revision else repository
-        try:
-            snapshot_download(repository, repo_type=kind, revision=revision, local_files_only=True)
-            return Finding("ok", what, f"{label}, downloaded before")
-        except LocalEntryNotFoundError:
-            pass
-        page = repository if kind == "model" else f"datasets/{repository}"
-        try:
-            if self.unreachable:
-                raise ConnectionError(self.unreachable)
-            size = within(HUB_SECONDS, lambda: self._ask(repository, revision, kind))
-        except GatedRepoError:
-            text = f"{label}: accept its licence on the hub (page {page}), then log in with `hf auth login`"
-            return Finding("blocks", what, text)
-        except RevisionNotFoundError:
-            return Finding("blocks", what, f"{repository} has no commit {revision} on the hub")
-        except RepositoryNotFoundError:
-            text = f"{label} is neither here nor on the hub: check the name, or log in with `hf auth login`"
-            return Finding("blocks", what, text)
-        except Exception as error:  # whatever the network stack raises: offline mode, DNS, proxies, time-outs
-            self.unreachable = self.unreachable or f"{type(error).__name__}"
-            text = f"{label} is not on this machine, and the hub cannot be reached ({self.unreachable})"
-            if kind == "model":
-                text += "; a gated model also needs its licence accepted there, and `hf auth login`"
-            return Finding("blocks", what, text)
-        self.download_bytes += size
-        return Finding("ok", what, f"{label} on the hub, {_size(size)} to download")
-
-    def _ask(self, repository: str, revision: str | None, kind: str) -> int:
-        from huggingface_hub import HfApi
-
-        api = HfApi()
-        api.auth_check(repository, repo_type=kind)  # raises where the licence was not accepted
-        info = api.repo_info(
-            repository, revision=revision, repo_type=kind, files_metadata=True, timeout=HUB_SECONDS
-        )
-        wanted = (".safetensors", ".json", ".parquet", ".jsonl")
-        files = getattr(info, "siblings", None) or []
-        return sum(int(file.size or 0) for file in files if file.rfilename.endswith(wanted))
+            yield Finding("ok", what, size_text(path.stat().st_size))
 
 
 def _check_tracking() -> Iterator[Finding]:
@@ -286,7 +156,7 @@ def _check_tracking() -> Iterator[Finding]:
     try:
         parts = urllib.parse.urlsplit(uri)
         plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # urllib reads no password
-        urllib.request.urlopen(f"{plain.rstrip('/')}/health", timeout=HUB_SECONDS).close()
+        urllib.request.urlopen(f"{plain.rstrip('/')}/health", timeout=TRACKING_SECONDS).close()
     except urllib.error.HTTPError:
         pass
     except (OSError, ValueError) as error:
@@ -305,7 +175,7 @@ def _check_engine(recipe: Recipe) -> Iterator[Finding]:
     """
     sample = recipe.sample
     if sample.drafter is not None:
-        yield from _check_model("sampling drafter", sample.drafter, None, _Hub())
+        yield from _check_model("sampling drafter", sample.drafter, None, Hub())
     if sample.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         yield Finding("note", "vLLM", "not installed, and sampling needs it: `pip install -e '.[vllm]'`")
     if sample.engine == "openai" and sample.endpoint is not None and sample.endpoint.url is not None:
@@ -339,8 +209,8 @@ def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
     device = gpu()
     if device is None and sizes.target > CPU_LIMIT:
         text = (
-            f"a target of {sizes.target / 1e9:.1f}e9 parameters needs a GPU with at least {_size(needed)}; "
-            "this machine has no GPU"
+            f"a target of {sizes.target / 1e9:.1f}e9 parameters needs a GPU with at least "
+            f"{size_text(needed)}; this machine has no GPU"
         )
         yield Finding("blocks", "GPU", text)
         return
@@ -371,10 +241,10 @@ def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> 
 
 
 def _compare(what: str, needed: int, there: int) -> Finding:
+    text = f"about {size_text(needed)} needed, {size_text(there)} there"
     if needed > there:
-        text = f"about {_size(needed)} needed, {_size(there)} there: {_size(needed - there)} too little"
-        return Finding("blocks", what, text)
-    return Finding("ok", what, f"about {_size(needed)} needed, {_size(there)} there")
+        return Finding("blocks", what, f"{text}: {size_text(needed - there)} too little")
+    return Finding("ok", what, text)
 
 
 def machine_memory() -> int:
@@ -384,7 +254,3 @@ def machine_memory() -> int:
         with contextlib.suppress(OSError, ValueError):  # absent, or "max"
             there = min(there, int(limit.read_text()))
     return there
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB // 10 else f"{count / (1 << 20):.1f} MiB"

@@ -105,3 +105,8 @@ def disk_needed(recipe: Recipe, sizes: Sizes) -> int:
     # state.
     drafters = sizes.draft * (3 * width + 2 * 3 * 4)
     return signals + drafters + GIB // 4
+
+
+def size_text(count: int) -> str:
+    """Bytes as the user reads them."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB // 10 else f"{count / (1 << 20):.1f} MiB"

@@ -17,10 +17,11 @@ from data import endpoint
 from data.engines import Completion
 from data.errors import UserError
 from data.records import open_samples, shard_fault, shard_path, signals_path
-from distill import cli, models, pipeline, preflight
+from distill import cli, hub, models, pipeline, preflight
 from distill.checkpoints import newest_checkpoint
+from distill.hub import within
 from distill.identity import environment
-from distill.preflight import check, within
+from distill.preflight import check
 from distill.recipe import load_recipe
 from tests.data.fake_server import fake_server, good_answer
 from tests.data.test_endpoint import sample as ask
@@ -220,8 +221,8 @@ def test_a_hub_that_hangs_does_not_hold_preflight(monkeypatch: pytest.MonkeyPatc
     never = threading.Event()
     with pytest.raises(TimeoutError, match="no answer"):
         within(0.05, never.wait)
-    monkeypatch.setattr(preflight, "HUB_SECONDS", 0.05)
-    monkeypatch.setattr(preflight._Hub, "_ask", lambda *_: never.wait())
+    monkeypatch.setattr(hub, "HUB_SECONDS", 0.05)
+    monkeypatch.setattr(hub.Hub, "_ask", lambda *_: never.wait())
     found = [
         item.text for item in check(load_recipe("llama-1b"), Path("runs")).items if item.what == "target"
     ]

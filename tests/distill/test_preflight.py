@@ -8,7 +8,8 @@ import pytest
 
 from data.errors import UserError
 from distill import identity, preflight
-from distill.preflight import Finding, Findings, check
+from distill.findings import Finding, Findings
+from distill.preflight import check
 from distill.recipe import load_recipe
 from distill.sizes import measured
 
