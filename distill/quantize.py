@@ -7,6 +7,7 @@ so signals, losses and acceptance multiply with the same head rows as ever.
 from __future__ import annotations
 
 import importlib.util
+import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 from data.errors import UserError
@@ -72,4 +73,6 @@ def loading_options(
         )
     else:
         config = BitsAndBytesConfig(load_in_8bit=True)
+        # It would tell of its float16 products at every one of them
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     return {"quantization_config": config, "device_map": {"": device}}
