@@ -113,12 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
-    bench = commands.add_parser("bench", allow_abbrev=False, help="measure our speed beside that of peers")
-    bench.add_argument("what", choices=["decoder", "training", "alignment"])
+    text = "measure our speed beside that of peers, or trained drafters of several kinds beside each other"
+    bench = commands.add_parser("bench", allow_abbrev=False, help=text, description=text)
+    bench.add_argument("what", choices=["decoder", "training", "kinds", "alignment"])
     bench.add_argument(
         "recipe",
-        nargs="?",
-        help="decoder: whose trained pair (smollm2-135m); alignment: what all arms share (smollm2-135m-open)",
+        nargs="*",
+        help="decoder: whose trained pair (smollm2-135m); kinds: those to compare; alignment: what all arms "
+        "share (smollm2-135m-open)",
     )
     bench.add_argument(
         "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"
@@ -318,19 +320,33 @@ def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         return _bench_alignment(options)
     if options.tokens is not None or options.arms is not None:
         raise UserError("--tokens and --arms are for `distill bench alignment`: leave them out here")
+    from distill.recipe import load_recipe
+
     if options.what == "training":
         from distill.bench import training
 
-        if options.recipe is not None or options.set:
+        if options.recipe or options.set:
             raise UserError("bench training compares random models of set sizes: leave the recipe out")
         answer = training.bench(_say)
         if not options.json:
             print(training.report(answer))
         return answer, 0
-    from distill.bench.command import bench, report
-    from distill.recipe import load_recipe
+    if options.what == "kinds":
+        from distill.bench import kinds
 
-    answer = bench(load_recipe(options.recipe or "smollm2-135m", options.set), runs_folder(), say=_say)
+        if len(options.recipe) < 2:
+            raise UserError("bench kinds compares drafters: name two recipes or more, all of them trained")
+        answer = kinds.bench_kinds(
+            [load_recipe(name, options.set) for name in options.recipe], runs_folder(), say=_say
+        )
+        if not options.json:
+            print(kinds.report(answer))
+        return answer, 0
+    from distill.bench.command import bench, report
+
+    if len(options.recipe) > 1:
+        raise UserError("bench decoder takes one recipe")
+    answer = bench(load_recipe((options.recipe or ["smollm2-135m"])[0], options.set), runs_folder(), say=_say)
     if not options.json:
         print(report(answer))
     return answer, 0
@@ -339,7 +355,9 @@ def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 def _bench_alignment(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from distill.bench.alignment import ARMS, TOKENS, bench
 
-    name = options.recipe or "smollm2-135m-open"
+    if len(options.recipe) > 1:
+        raise UserError("bench alignment takes one recipe")
+    name = (options.recipe or ["smollm2-135m-open"])[0]
     arms = list(ARMS) if options.arms is None else options.arms.split(",")
     tokens = TOKENS if options.tokens is None else options.tokens
     answer = bench(name, options.set, tokens, arms, runs_folder(), _say)

@@ -176,7 +176,7 @@ class Run:
         sample = Stage("sample", root, sampled, read)
         trained = {
             "seed": recipe.seed,
-            "draft": part["draft"],
+            "draft": recipe.draft.identity(),
             "train": recipe.train.identity(),
             "metric": self.metric,
         }

@@ -1,6 +1,7 @@
 """Build the drafter that training starts from.
 
-Three starts, by `draft.init.from`:
+Medusa's and EAGLE's heads (`draft.kind`) start from the target's own weights. For a model there are three
+starts, by `draft.init.from`:
 
 - `target`: the chosen layers of the target, its embeddings, final norm and head rows. Fast to draw up and
   accepts nothing before training.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.heads import HeadModel
 
 _REGISTERED_PREFIX = "models:/"
 
@@ -69,12 +71,19 @@ class DraftConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["model"] = "model"
-    init: InitConfig
+    kind: Literal["model", "medusa", "eagle"] = "model"
+    """A causal LM of its own, or heads on the target: Medusa's or EAGLE-3's."""
+    init: InitConfig = InitConfig()
     vocab_size: int | None = Field(default=None, gt=0)
     """Ids that the draft head covers; the full vocabulary where left out."""
     revision: str | None = None
     """Hub revision of the family member named by `init.from`."""
+    heads: int | None = Field(default=None, gt=0, le=16)
+    """`medusa` only: how many tokens it drafts, one head each."""
+    shared_head: bool = False
+    """`medusa` only: one output head for all of them, over residual blocks of their own."""
+    rollout_steps: int | None = Field(default=None, gt=0, le=16)
+    """`eagle` only: for how many drafted tokens training follows its own output (training-time test)."""
 
     def identity(self) -> dict[str, Any]:
         """What decides the drafter, for a stage's key: options that are not in use are no part of it."""
@@ -82,7 +91,12 @@ class DraftConfig(BaseModel):
         unused = {name for name in ("layer_count", "width") if getattr(init, name) is None}
         if init.layer_count is None:
             unused.add("choose_by")
-        return self.model_dump(mode="json", by_alias=True, exclude={"init": unused})
+        others: dict[str, Any] = {"heads": True, "shared_head": True, "rollout_steps": True}
+        if self.kind == "medusa":
+            others = {"rollout_steps": True}
+        elif self.kind == "eagle":
+            del others["rollout_steps"]
+        return self.model_dump(mode="json", by_alias=True, exclude={"init": unused, **others})
 
 
 def build_drafter(
@@ -102,6 +116,8 @@ def build_drafter(
     """
     from evaluation.decoder.drafters import DraftModel
 
+    if config.kind != "model":
+        return _build_head(config, target, token_counts)
     source = _load_source(config, target, cache_dir, resolve_candidate)
     check_prunable(source.model, config.init.from_)
     head = source.model.get_output_embeddings().weight
@@ -115,6 +131,35 @@ def build_drafter(
     model.generation_config = copy.deepcopy(target.model.generation_config)
     cast_parameters(model, target.model.dtype)
     return DraftModel(model.to(target.model.device).eval().requires_grad_(True), vocab)
+
+
+def _build_head(config: DraftConfig, target: Target, token_counts: Tensor) -> DraftModel:
+    """Medusa's or EAGLE's modules, begun with the target's weights; they own no embeddings."""
+    from evaluation.decoder.drafters import DraftModel
+
+    check_plain_head(target.model, target.name)
+    if config.kind == "eagle":
+        check_prunable(target.model, target.name)
+    vocab = _draft_vocab(config, target, DraftModel(target.model), token_counts)
+    return DraftModel(start_head(config, target.model, vocab), vocab)
+
+
+def start_head(config: DraftConfig, target: PreTrainedModel, vocab: Tensor | None) -> HeadModel:
+    """The modules of a Medusa or EAGLE drafter of `target`, on its device and in its dtype."""
+    from evaluation.decoder.eagle import start_eagle
+    from evaluation.decoder.medusa import start_medusa
+
+    model: HeadModel
+    if config.kind == "medusa":
+        assert config.heads is not None
+        model = start_medusa(target, vocab, config.heads, shared_head=config.shared_head)
+    else:
+        assert config.rollout_steps is not None
+        model = start_eagle(target, vocab, config.rollout_steps)
+    model.config.dtype = target.dtype
+    cast_parameters(model, target.dtype)
+    head: HeadModel = model.to(target.device).eval().requires_grad_(True)
+    return head
 
 
 def _cut(
@@ -215,16 +260,25 @@ def _load_source(
 
 def read_drafter(path: Path, name: str, target: Target) -> DraftModel:
     """The drafter, or the model of the target's family, in a local directory; `name` stands in messages."""
-    from evaluation.decoder.drafters import DraftModel
+    from transformers import AutoConfig
 
+    from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.kinds import kind_of
+
+    heads = kind_of(AutoConfig.from_pretrained(path, trust_remote_code=False)) != "model"
     if (path / COMPACT).is_file():
         source = read_compact(path, target)
-    elif (path / "draft_vocab.json").is_file():
+    elif heads or (path / "draft_vocab.json").is_file():
         source = load_drafter(path, target.model.device)
     else:
         _check_same_tokenizer(path, name, target)
         source = DraftModel(load_model(path, target.model.dtype).to(target.model.device), None)
     _check_same_vocabulary_size(source.model, name, target)
+    if heads and source.model.config.hidden_size != target.model.config.hidden_size:
+        raise UserError(
+            f"{name} holds heads for a target of width {source.model.config.hidden_size}, and this one has "
+            f"{target.model.config.hidden_size}: heads draft for the target that they were trained on."
+        )
     return source
 
 

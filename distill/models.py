@@ -181,32 +181,42 @@ def save_drafter(
 
 
 def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
-    """Read what `save_drafter` wrote, bit for bit, in evaluation mode; `UserError` when it is not such a
-    directory."""
+    """Read what `save_drafter` wrote, bit for bit, in evaluation mode, or a public checkpoint of Medusa or
+    EAGLE-3 heads; `UserError` when it is not such a directory."""
     from transformers import AutoConfig
 
+    from distill.head_layouts import from_public
     from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.kinds import kind_of
 
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise UserError(f"There is no drafter in {directory}: config.json is missing.")
     vocab_file = directory / _DRAFT_VOCAB
-    if not vocab_file.is_file():
-        return DraftModel(load_model(directory, "auto").eval().to(device), None)
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    vocab = read_vocab(json.loads(vocab_file.read_text()), config.vocab_size, vocab_file)
-    model = empty_model(config, head_rows=len(vocab))
-    missing, unexpected = model.load_state_dict(_read_weights(directory), strict=False)
+    vocab = None
+    if vocab_file.is_file():
+        vocab = read_vocab(json.loads(vocab_file.read_text()), config.vocab_size, vocab_file)
+    elif kind_of(config) == "model":
+        return DraftModel(load_model(directory, "auto").eval().to(device), None)
+    model = empty_model(config, head_rows=None if vocab is None else len(vocab))
+    weights = _read_weights(directory)
+    if kind_of(config) != "model":
+        weights, told = from_public(weights)
+        if told is not None:
+            vocab = read_vocab(told.tolist(), config.vocab_size, directory)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:
         raise UserError(
             f"The weights in {directory} do not fit its config.json: "
             f"missing {missing[:3]}, unknown {unexpected[:3]}."
         )
-    return DraftModel(model.eval().to(device), vocab.to(device))
+    return DraftModel(model.eval().to(device), None if vocab is None else vocab.to(device))
 
 
 def empty_model(config: Any, head_rows: int | None = None) -> PreTrainedModel:
-    """A causal LM of `config` in its dtype whose weights are uninitialised, with a head of `head_rows` rows.
+    """A causal LM of `config` in its dtype whose weights are uninitialised, with a head of `head_rows` rows;
+    for the config of a head on the target (Medusa, EAGLE), such a one.
 
     Not on the meta device, where the rotary buffers, which no checkpoint holds, would stay without values.
     """
@@ -214,7 +224,13 @@ def empty_model(config: Any, head_rows: int | None = None) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
+    from evaluation.decoder.kinds import head_model, kind_of
+
     with no_init_weights():
+        if kind_of(config) != "model":
+            head = head_model(config)
+            cast_parameters(head, config.dtype or torch.float32)
+            return head
         model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
         if head_rows is not None:
             model.lm_head = torch.nn.Linear(config.hidden_size, head_rows, bias=False, dtype=model.dtype)

@@ -236,7 +236,7 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
     from evaluation.plots import write_plots
     from evaluation.report import candidate_page
 
-    config, test = run.recipe.evaluate, run.samples.where(split="test")
+    config, draft, test = run.recipe.evaluate, run.recipe.draft, run.samples.where(split="test")
     drafter, before = (
         load_drafter(run.stages["train"].directory / "drafter", run.device),
         run.initial_drafter(),
@@ -249,8 +249,8 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
         config,
         run.recipe.serving,
         run.recipe.seed,
-        # Layers cut out of the target accept nothing, so their speed is no baseline.
-        before=None if run.recipe.draft.init.cuts else before,
+        # What is cut out of the target or put on it accepts nothing yet, so its speed is no baseline.
+        before=None if draft.kind != "model" or draft.init.cuts else before,
     )
     with Progress("evaluate", plan.batches(), unit="batches") as progress:
         evaluation = run_evaluation(

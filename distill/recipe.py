@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from data.errors import UserError
 from data.prompts import PromptSource, Splits
 from data.sample import SampleConfig
-from distill.drafter import DraftConfig
-from distill.export import ExportConfig
+from distill.drafter import DraftConfig, InitConfig
+from distill.export import FORMATS_OF_KIND, ExportConfig
 from distill.identity import model_form
 from distill.models import TargetConfig
 from distill.recipe_file import Keys, Problem, RecipeError, RecipeText, dotted, parse_value, read_recipe_text
@@ -274,6 +274,10 @@ def _check_target_revision(target: TargetConfig) -> Iterator[tuple[str, str]]:
 
 def _check_init(draft: DraftConfig) -> Iterator[tuple[str, str]]:
     init = draft.init
+    if draft.kind != "model":
+        if init != InitConfig() or draft.revision is not None:
+            yield "draft.init", f"{draft.kind} heads start from the target's own weights: leave init out"
+        return
     if init.layers is not None and init.layer_count is not None:
         yield "draft.init.layer_count", "give the layers or their number, not both"
     if init.from_ == "target" and not init.layers and init.layer_count is None:
@@ -292,6 +296,43 @@ def _check_init(draft: DraftConfig) -> Iterator[tuple[str, str]]:
                     f"draft.init.{option}",
                     f"a distilled drafter keeps its own shape: set draft.init.{option} to null",
                 )
+
+
+def _check_kind(
+    draft: DraftConfig, train: TrainConfig, evaluate: EvaluateConfig
+) -> Iterator[tuple[str, str]]:
+    for key, kind in (("heads", "medusa"), ("rollout_steps", "eagle")):
+        value = getattr(draft, key)
+        if draft.kind == kind and value is None:
+            yield f"draft.{key}", f"kind {kind} needs it: give the number of tokens, such as 4"
+        elif draft.kind != kind and value is not None:
+            yield f"draft.{key}", f"only kind {kind} has it, and this is kind {draft.kind}: leave it out"
+    if draft.shared_head and draft.kind != "medusa":
+        yield "draft.shared_head", f"only kind medusa has it, and this is kind {draft.kind}: leave it out"
+    most = max(evaluate.num_speculative_tokens)
+    if draft.kind == "medusa" and draft.heads is not None and most > draft.heads:
+        yield (
+            "evaluate.num_speculative_tokens",
+            f"{most} drafts need as many Medusa heads, and draft.heads is {draft.heads}",
+        )
+    if draft.kind != "model":
+        if evaluate.tree:
+            yield (
+                "evaluate.tree",
+                f"trees are drafted by kind model, and this is kind {draft.kind}: leave it out",
+            )
+        if train.signal == "topk":
+            yield "train.signal", f"{draft.kind} heads learn from the target's states: write hidden or live"
+        for key in ("lora", "packing", "gradient_checkpointing"):
+            if getattr(train, key):
+                yield f"train.{key}", f"not for {draft.kind} heads: leave it out"
+
+
+def _check_formats(draft: DraftConfig, export: ExportConfig) -> Iterator[tuple[str, str]]:
+    for name in export.formats:
+        if name not in FORMATS_OF_KIND[draft.kind]:
+            fitting = " or ".join(FORMATS_OF_KIND[draft.kind])
+            yield "export.formats", f"a drafter of kind {draft.kind} is exported as {fitting}, not as {name}"
 
 
 def _check_revision(path: str, model: str, revision: str | None) -> Iterator[tuple[str, str]]:
@@ -321,6 +362,12 @@ def _check_signal(sample: SampleConfig, train: TrainConfig) -> Iterator[tuple[st
         )
 
 
+def _check_choice(draft: DraftConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    for option in ("learnable_share", "on_policy"):
+        if draft.kind != "model" and getattr(train, option) is not None:
+            yield f"train.{option}", f"is for drafters of kind model: leave it out with {draft.kind}"
+
+
 def _check_loss_temperature(train: TrainConfig, serving: ServingConfig) -> Iterator[tuple[str, str]]:
     kept = serving.temperature or 1.0
     if train.signal == "hidden" and train.temperature not in (None, kept):
@@ -339,8 +386,11 @@ def _check_sampling_drafter(sample: SampleConfig) -> Iterator[tuple[str, str]]:
 CROSS_CHECKS: tuple[Callable[..., Iterator[tuple[str, str]]], ...] = (
     _check_target_revision,
     _check_init,
+    _check_kind,
+    _check_formats,
     _check_temperatures,
     _check_signal,
+    _check_choice,
     _check_loss_temperature,
     _check_sampling_drafter,
 )

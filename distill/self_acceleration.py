@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from data.engines import Completion, SampleRequest
-from evaluation.decoder.drafters import DraftModel, ModelDrafter
+from evaluation.decoder.drafters import DraftModel
 from evaluation.decoder.engine import Decoder, Output, Request
+from evaluation.decoder.kinds import make_drafter
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampler import signals_of
 from evaluation.decoder.sampling import SamplingOptions
@@ -102,7 +103,7 @@ class SpeculativeSampler:
             self.target,
             eos_ids=self.eos_ids,
             options=options,
-            drafter=ModelDrafter(self.drafter, self.target, options) if speculative else None,
+            drafter=make_drafter(self.drafter, self.target, options) if speculative else None,
             num_speculative_tokens=self.count if speculative else 0,
             rule="shared_noise",
             keep_states=self.signal_temperature is not None,

@@ -30,7 +30,7 @@ class Sizes:
 def sizes_of(recipe: Recipe) -> Sizes | None:
     """From local weights where both models are here, else from the recipe's estimate."""
     target = measured(recipe.target.model)
-    if target is not None:
+    if target is not None and recipe.draft.kind == "model":
         init = recipe.draft.init
         if init.from_ == "target":
             kept = (init.layer_count or len(init.layers or [])) / max(1, target["layers"])

@@ -33,6 +33,8 @@ Metric = Literal["sampled", "argmax", "greedy"]
 Report = Callable[[int, int, int, dict[str, float]], None]
 """Called after every step with (step, steps in all, completion tokens so far, the newest measures)."""
 
+ACCEPTED = "accepted_drafts"
+"""Key of a check of heads on the target: accepted drafts of a round, on average over a draft's positions."""
 _WINDOW_BATCHES = 16  # batches' worth of shuffled samples that are sorted by length, against padding
 _EVALUATIONS = 6  # held-out checks after the one before the first step
 _HELD_OUT_SHARE = (
@@ -328,6 +330,10 @@ def check_steps(steps: int) -> list[int]:
 
 
 def best_check(history: Sequence[dict[str, float]], metric: Metric) -> dict[str, Any]:
-    """The check with the highest `metric`; where several are equal, by `sampled`, which is finer, then the
-    earliest."""
-    return max(history, key=lambda check: (check[metric], check["sampled"], -check["step"]))
+    """The check with the highest `metric` (for heads on the target, with most accepted drafts by it); where
+    several are equal, by `sampled`, which is finer, then the earliest."""
+
+    def rank(check: dict[str, float]) -> tuple[float, float, float]:
+        return check.get(ACCEPTED, check[metric]), check["sampled"], -check["step"]
+
+    return max(history, key=rank)

@@ -32,14 +32,16 @@ from data.files import sync_tree, write_json
 from data.records import Batch, Samples
 from distill.callbacks import HELD_OUT, Checks, Reporter
 from distill.choice import chosen_count
+from distill.head_loss import head_forward, head_inputs
 from distill.lora import add_lora, merged, remove_lora
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
 from distill.rollouts import Rollouts
-from distill.train import BatchPlan, Metric, Report, TrainConfig, best_check
+from distill.train import ACCEPTED, BatchPlan, Metric, Report, TrainConfig, best_check
 from distill.training_arguments import training_arguments
 from distill.training_step import Collator, loss_forward, row_of_id
-from evaluation.acceptance import teacher_forced
+from evaluation.acceptance import accepted_drafts, by_position
 from evaluation.decoder.drafters import DraftModel
+from evaluation.decoder.heads import HeadModel
 from evaluation.signals import completion_states, target_signals
 
 _COMPLETE = "complete.json"  # the last file of a checkpoint
@@ -108,6 +110,8 @@ def set_trainable(model: PreTrainedModel) -> None:
     A frozen embedding is the target's for good: it needs no optimizer state and an export can share it.
     """
     model.requires_grad_(True)
+    if isinstance(model, HeadModel):  # its embeddings are the target's
+        return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.weight is not head.weight:
         embedding.requires_grad_(False)
@@ -177,7 +181,7 @@ class DistillTrainer(SFTTrainer):
         # The loss is computed inside forward, where DDP and FSDP see every parameter that takes part
         model.forward = MethodType(
             partial(
-                loss_forward,
+                head_forward if isinstance(model, HeadModel) else loss_forward,
                 eta=run.config.loss.eta,
                 beta=run.config.loss.beta,
                 temperature=run.temperature,
@@ -226,7 +230,11 @@ class DistillTrainer(SFTTrainer):
         assert num_items_in_batch is not None and not return_outputs
         run = self.spec
         name = run.config.loss.at(self.state.global_step, run.plan.steps)
-        if name != "cross_entropy" and not {"hidden", "ids"} & set(inputs):
+        if isinstance(run.drafter.model, HeadModel):
+            needed = name != "cross_entropy"
+            told = head_inputs(run.target.model, run.drafter.model, inputs, run.temperature, needed)
+            inputs = {**inputs, **told}
+        elif name != "cross_entropy" and not {"hidden", "ids"} & set(inputs):
             inputs = {**inputs, **self._ask_target(inputs)}
         loss, overlap = model(name=name, **inputs)
         if overlap is not None:
@@ -300,7 +308,7 @@ class DistillTrainer(SFTTrainer):
         # Sharded weights are gathered by all processes; whole ones are copied where they are saved
         gathered = self._snapshot() if self.is_fsdp_enabled else None
         with self._autocast():
-            table = teacher_forced(
+            tables = by_position(
                 gathered or run.drafter,
                 run.target.model.get_output_embeddings().weight.detach(),
                 run.held_out,
@@ -309,8 +317,13 @@ class DistillTrainer(SFTTrainer):
                 signals=None
                 if cached
                 else partial(target_signals, run.target.model, temperature=run.temperature),
+                target=run.target.model,
             )
-        found = {"step": self.state.global_step, **table.means()}
+        found = {"step": self.state.global_step, **tables[0].means()}
+        if isinstance(run.drafter.model, HeadModel):
+            found[ACCEPTED] = accepted_drafts(tables, run.metric)
+            later = {f"{run.metric}_{number}": table for number, table in enumerate(tables[1:], start=2)}
+            found |= {name: table.means()[run.metric] for name, table in later.items()}
         self.state.log_history.append({"step": self.state.global_step, HELD_OUT: found})
         if best_check(self.checks(), run.metric) is found and self.is_world_process_zero():
             save_drafter(gathered or self._snapshot(), run.best, run.target.tokenizer)

@@ -13,6 +13,7 @@ from distill.choice import most_learnable
 from distill.chunked import chunked_loss
 from distill.heads import TargetRows, TopKRows
 from distill.loss_config import LossName
+from evaluation.decoder.heads import HeadModel
 from evaluation.signals import completion_states
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class Collator:
     def __init__(self, run: Run) -> None:
         self.samples, self.pad_id, self.reference = run.train, run.target.pad_id, run.reference
         self.make = pack if run.config.packing else collate
-        self.with_signals = run.config.signal != "live" and run.config.loss.names != {"cross_entropy"}
+        # Medusa's heads read the kept states also where the loss does not.
+        asked = run.config.loss.names != {"cross_entropy"} or isinstance(run.drafter.model, HeadModel)
+        self.with_signals = run.config.signal != "live" and asked
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         (row,) = rows

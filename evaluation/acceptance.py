@@ -6,6 +6,9 @@ At each completion position, with p the target's and q the draft's distribution 
 - `argmax`: p(argmax q), what it accepts of a draft chosen by argmax;
 - `greedy`: 1 where the two argmaxes agree, what decoding at temperature 0 accepts.
 
+A head on the target (`evaluation.decoder.heads`) has a distribution of its own for each drafted token, so it
+has a table per position in a draft; a model's is the same at all of them.
+
 With a reduced draft vocabulary q is 0 elsewhere and p stays the true probability, so uncovered mass counts as
 rejected. Shapes: M completion tokens of all samples, N of one batch, S samples, Vd draft ids, H the target's
 hidden size.
@@ -13,7 +16,7 @@ hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.signals import Signals
+from evaluation.decoder.heads import HeadModel, drafts, read_text
 from evaluation.signals import completion_states
 
 if TYPE_CHECKING:
-    from data.records import Batch, SampleRecord, Samples, Signals
+    from transformers import PreTrainedModel
+
+    from data.records import Batch, SampleRecord, Samples
     from evaluation.decoder.drafters import DraftModel
 
 MEASURES = ("sampled", "argmax", "greedy")
@@ -59,16 +66,37 @@ def teacher_forced(
     temperature: float,
     batch_size: int,
     signals: Callable[[Batch], Signals] | None = None,
+    target: PreTrainedModel | None = None,
 ) -> AcceptanceTable:
-    """One drafter pass over `samples`: three acceptances per completion token.
+    """One drafter pass over `samples`: three acceptances per completion token, as the first one of a draft.
 
     Args:
         target_head: the target's full head [V, H], any floating dtype. temperature: > 0, divides both models'
         logits in `sampled` and `argmax`; the cached signals must be of it. batch_size: samples per forward
         pass; samples of like length go together. signals: computes a batch's signals where the samples carry
-        none (see `evaluation.signals`).
+        none (see `evaluation.signals`). target: required where the drafter is a head on it.
 
     Raises `ValueError` when there is no completion token.
+    """
+    settings = {"temperature": temperature, "batch_size": batch_size, "signals": signals, "target": target}
+    return by_position(drafter, target_head, samples, **settings)[0]  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def by_position(
+    drafter: DraftModel,
+    target_head: Tensor,
+    samples: Samples,
+    *,
+    temperature: float,
+    batch_size: int,
+    signals: Callable[[Batch], Signals] | None = None,
+    target: PreTrainedModel | None = None,
+) -> list[AcceptanceTable]:
+    """The table of each position in a draft, one for a drafter that is a model; see `teacher_forced`.
+
+    Number k's acceptance at a token is that of the k-th drafted token, when drafting began k tokens before
+    and everything since stood. A token that no draft reaches, at the start of a text, counts as not accepted.
     """
     from data.records import collate
     from data.signals import Signals
@@ -81,29 +109,77 @@ def teacher_forced(
     head = target_head if drafter.vocab is None else target_head[drafter.vocab.to(target_head.device)]
     head = head.to(device)
     order = sorted(range(len(samples)), key=lambda index: len(samples[index].input_ids))
-    parts: list[tuple[Tensor, ...]] = []
+    parts: list[list[Tensor]] = []
+    owners = []
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         batch = collate(samples, chosen, pad_id=0)
-        mask = batch.completion_mask.to(device)
-        hidden = completion_states(model, batch.input_ids.to(device), mask)
         told = signals(batch) if signals is not None else batch.signals
         if not isinstance(told, Signals):
             raise ValueError("These samples carry no target signals; sample with signals or give `signals`.")
-        owner = torch.tensor(chosen).repeat_interleave(batch.completion_mask[:, 1:].sum(-1))
-        parts.append((*_three(drafter, hidden, head, told, temperature), owner))
+        parts.append(list(_positions(drafter, target, head, batch, told, temperature)))
+        owners.append(torch.tensor(chosen).repeat_interleave(batch.completion_mask[:, 1:].sum(-1)))
     model.train(training)
-    if sum(len(part[-1]) for part in parts) == 0:
+    if sum(map(len, owners)) == 0:
         raise ValueError("There is no completion token to measure acceptance on.")
-    return AcceptanceTable(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    owner = torch.cat(owners)
+    tables = [torch.cat(position, dim=1) for position in zip(*parts, strict=True)]
+    return [AcceptanceTable(sampled, argmax, greedy, owner) for sampled, argmax, greedy in tables]
+
+
+def _positions(
+    drafter: DraftModel,
+    target: PreTrainedModel | None,
+    head: Tensor,
+    batch: Batch,
+    told: Signals,
+    temperature: float,
+) -> Iterator[Tensor]:
+    """The acceptances float32 [3, N] of a batch's completion tokens at each position in a draft."""
+    model = drafter.model
+    input_ids, mask = batch.input_ids.to(model.device), batch.completion_mask.to(model.device)
+    if not isinstance(model, HeadModel):
+        states = completion_states(model, input_ids, mask)
+        yield _three(states, model.get_output_embeddings().weight, drafter.vocab, head, told, temperature)
+        return
+    assert target is not None, "a head on the target needs the target"
+    text, _ = read_text(target, model, input_ids)
+    for step, drafted in enumerate(drafts(model, text, mask)):
+        own = model.head(step).weight
+        kept = drafted.kept.to(told.hidden.device)
+        reached = Signals(told.hidden[kept], told.logsumexp[kept], told.argmax[kept])
+        found = torch.zeros(3, len(drafted.kept))
+        found[:, drafted.kept.cpu()] = _three(drafted.states, own, drafter.vocab, head, reached, temperature)
+        yield found
+
+
+def accepted_drafts(tables: Sequence[AcceptanceTable], measure: str) -> float:
+    """Accepted drafts of a round on average over all tokens that it might begin at, by `measure`: sum over i
+    of the product of the first i acceptances. Exact for `greedy`.
+    """
+    owner = tables[0].sample
+    reach = torch.ones(len(owner), dtype=torch.float64)
+    total = torch.zeros_like(reach)
+    for step, table in enumerate(tables):
+        values = torch.zeros_like(reach)
+        end = len(owner) - step
+        inside = owner[step:] == owner[:end]  # behind a text's end nothing is drafted
+        values[:end] = torch.where(inside, getattr(table, measure)[step:].double(), 0)
+        reach = reach * values
+        total = total + reach
+    return float(total.mean())
 
 
 def _three(
-    drafter: DraftModel, draft_hidden: Tensor, head: Tensor, signals: Signals, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The acceptances of N tokens, a block of rows at a time."""
+    draft_hidden: Tensor,
+    draft_head: Tensor,
+    vocab: Tensor | None,
+    head: Tensor,
+    signals: Signals,
+    temperature: float,
+) -> Tensor:
+    """The acceptances float32 [3, N] of N tokens, a block of rows at a time."""
     device = draft_hidden.device
-    draft_head = drafter.model.get_output_embeddings().weight
     target_hidden = signals.hidden.to(device=device, dtype=head.dtype)
     logsumexp, target_argmax = signals.logsumexp.to(device), signals.argmax.to(device)
     result = torch.empty(3, len(draft_hidden))
@@ -115,12 +191,12 @@ def _three(
         target_probs = (target_logits / temperature - logsumexp[block, None]).exp_()
         draft_probs = (draft_logits / temperature).softmax(-1)
         top = draft_logits.argmax(-1)
-        top_id = top if drafter.vocab is None else drafter.vocab.to(device)[top]
+        top_id = top if vocab is None else vocab.to(device)[top]
         result[0, block] = torch.minimum(target_probs, draft_probs).sum(-1).cpu()
         result[1, block] = target_probs.gather(-1, top[:, None]).squeeze(-1).cpu()
         result[2, block] = (top_id == target_argmax[block]).cpu()
     # Rounding may lift a sum of probabilities a hair over 1
-    return tuple(result.clamp_(max=1).unbind(0))  # type: ignore[return-value]
+    return result.clamp_(max=1)
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -53,16 +53,23 @@ def target_entropy(
 
 
 def curves(
-    table: AcceptanceTable, samples: Samples, entropy: Sequence[np.ndarray], count: int, *, seed: int
+    tables: Sequence[AcceptanceTable],
+    samples: Samples,
+    entropy: Sequence[np.ndarray],
+    count: int,
+    *,
+    seed: int,
 ) -> list[dict[str, Any]]:
     """Rows with `split`, `temperature`, `by` ("block", "answer" or "entropy"), `bin`, `tokens`, `samples`,
     and each measure with its 95 % bootstrap interval over samples.
 
+    `tables`: one per position in a draft, as `by_position` gives them; the last one goes for all after it.
     By block: acceptance at position i of up to `count` drafts, given that all before it were accepted, over
     blocks that start at every token. Exact for greedy decoding; for sampled drafts it takes the text to be
     the target's own also where drafts were accepted.
     """
-    values = _by_sample(table, len(samples))
+    by_step = [_by_sample(table, len(samples)) for table in tables]
+    values = by_step[0]
     groups: dict[tuple[str, float], list[int]] = {}
     for index, record in enumerate(samples):
         if len(values[index]["greedy"]):
@@ -71,7 +78,7 @@ def curves(
     rows = []
     for (split, temperature), members in sorted(groups.items()):
         for by, bins in (
-            ("block", _blocks(members, values, count)),
+            ("block", _blocks(members, by_step, count)),
             ("answer", _bins(members, values, _places(values), POSITION_EDGES)),
             ("entropy", _bins(members, values, entropy, ENTROPY_EDGES)),
         ):
@@ -104,10 +111,14 @@ def _places(values: Sequence[dict[str, np.ndarray]]) -> list[np.ndarray]:
     return [np.arange(len(own["greedy"]), dtype=float) for own in values]
 
 
-def _blocks(members: Sequence[int], values: Sequence[dict[str, np.ndarray]], count: int) -> Iterator[Bin]:
+def _blocks(
+    members: Sequence[int], by_step: Sequence[Sequence[dict[str, np.ndarray]]], count: int
+) -> Iterator[Bin]:
+    values = by_step[0]
     reach = {name: [np.ones(len(values[index][name])) for index in members] for name in MEASURES}
     for position in range(count):
         tokens, sums = 0, {}
+        values = by_step[min(position, len(by_step) - 1)]
         for name in MEASURES:
             totals, weights = np.zeros(len(members)), np.zeros(len(members))
             for slot, index in enumerate(members):

@@ -28,15 +28,16 @@ def measure_by_batch(
     target: PreTrainedModel, drafter: DraftModel, counts: Sequence[int], batch_sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """The forwards of a round for every batch size, in milliseconds, at the widths of `counts` drafts."""
-    from evaluation.decoder.drafters import ModelDrafter
+    from evaluation.decoder.drafters import context_of
+    from evaluation.decoder.kinds import make_drafter
     from evaluation.decoder.runner import Runner
     from evaluation.decoder.sampling import SamplingOptions
     from evaluation.speed import TYPICAL_POSITION, measure_costs
 
-    limits = [model.config.max_position_embeddings for model in (target, drafter.model)]
+    limits = [context_of(model) for model in (target, drafter.model)]
     length = min([TYPICAL_POSITION + max(counts) + 1, *limits])
     runner = Runner(target, max(batch_sizes), length)
-    model_drafter = ModelDrafter(drafter, runner, SamplingOptions(), int8=True)
+    model_drafter = make_drafter(drafter, runner, SamplingOptions(), int8=True)
     return [
         {
             "batch_size": size,
@@ -91,10 +92,13 @@ def predict(
     counts: Sequence[int],
     handicap: float = 1.0,
 ) -> dict[str, Any]:
-    """The predictions for every (batch size, K), the best K per batch size, and where it stops paying.
+    """The predictions for every (batch size, K), the best K per batch size, and where it stops paying; and
+    per batch size whether a tree may pay or a `chain` is better (`evaluation.speed.sibling_threshold`).
 
     `handicap`: our plain decoding over the fastest plain path, at most 1; every speedup is over the latter.
     """
+    from evaluation.speed import CHAIN_FROM, sibling_threshold
+
     table = [
         {
             "batch_size": costs["batch_size"],
@@ -111,7 +115,9 @@ def predict(
     for costs in by_batch:
         own = [row for row in table if row["batch_size"] == costs["batch_size"]]
         fastest = max(own, key=lambda row: row["speedup"])
-        best.append({**fastest, "speculate": fastest["speedup"] > 1})
+        above = sibling_threshold(costs)
+        shape = {"sibling_above": above, "chain": above >= CHAIN_FROM}
+        best.append({**fastest, "speculate": fastest["speedup"] > 1, **shape})
     return {"costs": list(by_batch), "table": table, "best": best, "stops_paying_at": stops_paying_at(best)}
 
 
@@ -127,6 +133,20 @@ def stops_paying_at(best: Sequence[Mapping[str, Any]]) -> float | None:
             span = math.log(after["batch_size"] / before["batch_size"])
             return float(before["batch_size"] * math.exp(part * span))
     return None
+
+
+def chain_or_tree(best: Sequence[Mapping[str, Any]]) -> str:
+    """What the best rows of `predict` say of a drafter's second choices, beside its chain, by batch size."""
+    pays = [f"{row['sibling_above']:.2f} at batch {row['batch_size']}" for row in best if not row["chain"]]
+    chains = [str(row["batch_size"]) for row in best if row["chain"]]
+    said = (
+        [f"Checking a second choice too pays where it is at least as likely as {', '.join(pays)}"]
+        if pays
+        else []
+    )
+    said += [f"a chain is better than any tree at batch {', '.join(chains)}"] if chains else []
+    sentence = "; ".join(said)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
 def time_shares(costs: Mapping[str, Any], rounds_by_proposed: Sequence[int]) -> dict[str, float]:

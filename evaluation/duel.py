@@ -39,8 +39,8 @@ def duel(
     Every drafter races as it is served: up to `count` drafts a round, stopping early where its own costs,
     measured first, say that going on would not pay.
     """
-    from evaluation.decoder.drafters import ModelDrafter
     from evaluation.decoder.engine import Decoder
+    from evaluation.decoder.kinds import make_drafter
     from evaluation.decoder.runner import Runner
     from evaluation.decoder.sampling import SamplingOptions
     from evaluation.lossless import compare_greedy
@@ -51,7 +51,7 @@ def duel(
     runner = Runner(target, serving.batch_size, length)
     decoders = {"plain": Decoder(runner, eos_ids=eos_ids, options=options)}
     for name, draft in drafters.items():
-        drafter = ModelDrafter(draft, runner, options, argmax=serving.draft_sampling == "argmax", int8=True)
+        drafter = make_drafter(draft, runner, options, argmax=serving.draft_sampling == "argmax", int8=True)
         costs = measure_costs(runner, drafter, range(1, count + 1), serving.batch_size)
         drafter.stop_below = stop_threshold(costs)
         decoders[name] = Decoder(

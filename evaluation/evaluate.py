@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.schedule import Schedule
     from evaluation.measurements import Evaluation
 
 OTHER_COST_RATIOS = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -50,6 +51,9 @@ class EvaluateConfig(BaseModel):
     batch_sizes: list[int] = Field(default=[])
     """Batch sizes whose speed is measured beside the serving one's; the cost model covers others unasked."""
 
+    tree: bool = False
+    """Whether the drafter races with siblings too: second choices beside its chain, chosen by the costs."""
+
     @field_validator("num_speculative_tokens", "batch_sizes")
     @classmethod
     def positive_and_distinct(cls, values: list[int]) -> list[int]:
@@ -74,6 +78,7 @@ def run(
     prompts. `full_target` loads the full target where the evaluation's is a quantised one, for what that
     changes.
     """
+    from evaluation.decoder.kinds import kind_of, own_weights
 
     def measure(name: str, compute: Callable[[], Any]) -> Any:
         path = directory / f"{name}.json"
@@ -91,27 +96,32 @@ def run(
     costs_of = {serving.batch_size: costs}
     costs_of |= {row["batch_size"]: row for row in by_batch if row["batch_size"] != serving.batch_size}
 
-    def decode(name: str, split: str, size: int) -> dict[str, Any]:
-        work = partial(evaluation.decode, split, size, costs_of[size], on_group)
+    def decode(name: str, split: str, size: int, schedule: Schedule | None = None) -> dict[str, Any]:
+        work = partial(evaluation.decode, split, size, costs_of[size], on_group, schedule)
         decoded: dict[str, Any] = measure(name, work)
         return decoded
 
     decoded = {split: decode(f"decode-{split}", split, serving.batch_size) for split in SPLITS}
-    headline = evaluation.headline_split()
-    batches = [
-        decode(f"decode-{headline}-batch-{size}", headline, size) for size in evaluation.other_batch_sizes()
-    ]
     rows = [row for part in decoded.values() for row in part["rows"]]
+    speed = summarise_speed(decoded, costs, by_batch, theirs)
+    headline = evaluation.headline_split()
+    by_rows = schedule_of(speed["cost_model"]["best"])
+    batches = [
+        decode(f"decode-{headline}-batch-{size}", headline, size, by_rows)
+        for size in evaluation.other_batch_sizes()
+    ]
     replayed = measure("replay", lambda: evaluation.replay(after["matches"]))
     certificate = measure("certificate", lambda: evaluation.certificate(costs, rows))
     result = {
+        "kind": kind_of(evaluation.drafter.model.config),
+        "drafter_bytes": sum(weight.nbytes for weight in own_weights(evaluation.drafter, evaluation.model)),
         "machine": machine,
         "data_digest": data_digest,
         "serving": serving.model_dump(),
         "acceptance": after["rows"],
         "acceptance_before": earlier["rows"],
         "acceptance_curves": after["curves"],
-        **summarise_speed(decoded, costs, by_batch, theirs),
+        **speed,
         "batches": [row for part in batches for row in part["rows"]],
         "replay": replayed,
         "certificate": certificate,
@@ -134,7 +144,7 @@ def summarise_speed(
     and batch size.
     """
     from evaluation.cost_model import predict, time_shares
-    from evaluation.speed import predict_speedup, stop_threshold
+    from evaluation.speed import predict_speedup, sibling_threshold, stop_threshold
 
     ours = next(part["plain"]["tokens_per_second"] for part in decoded.values() if part["plain"])
     # Speedup is over the fastest plain path of this run, which need not be ours.
@@ -144,7 +154,9 @@ def summarise_speed(
         row = {**row, "speedup": {key: value * handicap for key, value in row["speedup"].items()}}
         tokens, rounds = row["tokens_per_target_call"]["mean"], row["rounds_by_proposed"]
         free = 0.0 if row["drafter"] == "ngram" else None
-        row["predicted_speedup"] = handicap * predict_speedup(tokens, costs, rounds, cost_ratio=free)
+        row["predicted_speedup"] = handicap * predict_speedup(
+            tokens, costs, rounds, siblings=row["siblings"], cost_ratio=free
+        )
         rows.append(row)
     # The headline is decided beforehand: picked by its measured speed, it would flatter itself.
     best, fixed = best_row(rows, "adaptive"), best_row(rows, "model")
@@ -154,7 +166,12 @@ def summarise_speed(
     counts = range(widest["num_speculative_tokens"] + 1)
     return {
         "decode": rows,
-        "cost": {**costs, "stop_below": stop_threshold(costs), "time_shares": time_shares(costs, rounds)},
+        "cost": {
+            **costs,
+            "stop_below": stop_threshold(costs),
+            "sibling_above": sibling_threshold(costs),
+            "time_shares": time_shares(costs, rounds),
+        },
         "cost_model": predict(by_batch, widest["conditional_acceptance"], counts, handicap),
         "plain": {
             "ours": ours,
@@ -174,6 +191,14 @@ def summarise_speed(
             },
         },
     }
+
+
+def schedule_of(best: list[dict[str, Any]]) -> Schedule | None:
+    """K by batch size as the cost model has it; None where it says never to draft."""
+    from evaluation.decoder.schedule import Schedule
+
+    schedule = Schedule.of_best(best)
+    return schedule if schedule.most else None
 
 
 def best_row(rows: list[dict[str, Any]], drafter: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from evaluation import sampled_law
 from evaluation.decoder.drafters import Drafter, DraftModel, ModelDrafter
 from evaluation.decoder.engine import Decoder, Request
+from evaluation.decoder.kinds import make_drafter
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 
@@ -90,7 +91,7 @@ class DecodingPath:
 
     def model_drafter(self, options: SamplingOptions) -> Drafter:
         """The drafter under test."""
-        return ModelDrafter(
+        return make_drafter(
             self.drafter, self.runner, options, argmax=self.argmax, stop_below=self.stop_below, int8=True
         )
 

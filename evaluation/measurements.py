@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from evaluation.acceptance import AcceptanceTable
     from evaluation.decoder.drafters import DraftModel
     from evaluation.decoder.engine import Decoder, Request
+    from evaluation.decoder.guard import Guard
     from evaluation.decoder.runner import Runner
+    from evaluation.decoder.schedule import Schedule
+    from evaluation.decoder.tree_drafter import TreeDrafter
     from evaluation.evaluate import EvaluateConfig, ServingConfig
 
 SPLITS = ("seen", "unseen")
@@ -43,7 +46,7 @@ class Evaluation:
         before: DraftModel | None = None,
     ) -> None:
         """`before` is the drafter that training started from, where that was one already: it races too."""
-        from evaluation.decoder.drafters import ModelDrafter
+        from evaluation.decoder.kinds import make_drafter
         from evaluation.decoder.runner import Runner
         from evaluation.decoder.sampling import SamplingOptions
 
@@ -54,30 +57,31 @@ class Evaluation:
         self.length = longest + config.max_new_tokens + max(config.num_speculative_tokens) + 1
         self.argmax = serving.draft_sampling == "argmax"
         self.runner: Runner = Runner(target, serving.batch_size, self.length)
-        self.model_drafter = ModelDrafter(drafter, self.runner, self.options, argmax=self.argmax, int8=True)
+        self.model_drafter = make_drafter(drafter, self.runner, self.options, argmax=self.argmax, int8=True)
 
     def acceptance_before(self, drafter: DraftModel) -> dict[str, Any]:
         """What an earlier `drafter` is accepted: the `rows` of `acceptance`, to compare with."""
         from evaluation.acceptance import summarise
 
-        return {"rows": summarise(self._teacher_forced(drafter), list(self.test), seed=self.seed)}
+        return {"rows": summarise(self._by_position(drafter)[0], list(self.test), seed=self.seed)}
 
     def acceptance(self) -> dict[str, Any]:
         """What the drafter is accepted, teacher-forced on the test samples: `rows` by split, temperature and
-        task, `curves` by position and entropy, and `matches` by prompt for the check on the decoder.
+        task (of the first drafted token), `curves` by position and entropy, and `matches` by prompt for the
+        check on the decoder.
         """
         from evaluation.acceptance import summarise
         from evaluation.acceptance_curves import curves, target_entropy
         from evaluation.replay import greedy_matches
 
-        table = self._teacher_forced(self.drafter)
+        tables = self._by_position(self.drafter)
         head = self.model.get_output_embeddings().weight.detach()
         entropy = target_entropy(head, self.test, self.serving.temperature or 1.0, self._live_signals())
         count = self.config.num_speculative_tokens[-1]
         return {
-            "rows": summarise(table, list(self.test), seed=self.seed),
-            "curves": curves(table, self.test, entropy, count, seed=self.seed),
-            "matches": greedy_matches(table, self.test),
+            "rows": summarise(tables[0], list(self.test), seed=self.seed),
+            "curves": curves(tables, self.test, entropy, count, seed=self.seed),
+            "matches": greedy_matches(tables, self.test),
         }
 
     def quantization_gap(self, full: PreTrainedModel) -> dict[str, Any]:
@@ -93,17 +97,18 @@ class Evaluation:
             seed=self.seed,
         )
 
-    def _teacher_forced(self, drafter: DraftModel) -> AcceptanceTable:
-        from evaluation.acceptance import teacher_forced
+    def _by_position(self, drafter: DraftModel) -> list[AcceptanceTable]:
+        from evaluation.acceptance import by_position
 
         head = self.model.get_output_embeddings().weight.detach()
-        return teacher_forced(
+        return by_position(
             drafter,
             head,
             self.test,
             temperature=self.serving.temperature or 1.0,
             batch_size=ACCEPTANCE_BATCH,
             signals=self._live_signals(),
+            target=self.model,
         )
 
     def _live_signals(self) -> Callable[[Batch], Signals] | None:
@@ -142,27 +147,30 @@ class Evaluation:
         """The batch sizes to measure beside the serving one."""
         return [size for size in self.config.batch_sizes if size != self.serving.batch_size]
 
-    def decoders(self, costs: dict[str, Any], batch_size: int) -> dict[str, Decoder]:
+    def decoders(
+        self, costs: dict[str, Any], batch_size: int, schedule: Schedule | None = None
+    ) -> dict[str, Decoder]:
         """The decoders that race, over one target runner, by drafter and K.
 
         Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
         to the largest K, that stops where by the measured `costs` going on would not pay, under a guard that
-        pauses it where it loses; "before": the one it was trained from, likewise; n-gram look-up at the
-        smallest K.
+        pauses it where it loses; "before": the one it was trained from, likewise; "tree": as adaptive, with
+        siblings, where the config asks for it and the cost model does not say that a chain is better;
+        "scheduled": the drafter with K by the rows that are active, where a `schedule` says so; n-gram
+        look-up at the smallest K.
         """
-        from evaluation.cost_model import round_cost
-        from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
+        from evaluation.decoder.drafters import NgramDrafter
         from evaluation.decoder.engine import Decoder
-        from evaluation.decoder.guard import Guard
+        from evaluation.decoder.kinds import make_drafter
         from evaluation.decoder.runner import Runner
-        from evaluation.speed import stop_threshold
+        from evaluation.speed import CHAIN_FROM, sibling_threshold, stop_threshold
 
         runner, model_drafter = self.runner, self.model_drafter
         if batch_size != self.serving.batch_size:
             runner = Runner(self.model, batch_size, self.length)
-            model_drafter = ModelDrafter(self.drafter, runner, self.options, argmax=self.argmax, int8=True)
+            model_drafter = make_drafter(self.drafter, runner, self.options, argmax=self.argmax, int8=True)
 
-        def decoder(drafter: Any, count: int, guard: Guard | None = None) -> Decoder:
+        def decoder(drafter: Any, count: int | Schedule, guard: Guard | None = None) -> Decoder:
             return Decoder(
                 runner,
                 eos_ids=self.eos_ids,
@@ -179,12 +187,41 @@ class Evaluation:
         if self.before is not None and batch_size == self.serving.batch_size:
             stopping["before"] = self.before
         for name, model in stopping.items():
-            adaptive = ModelDrafter(
+            adaptive = make_drafter(
                 model, runner, self.options, argmax=self.argmax, stop_below=stop_threshold(costs), int8=True
             )
-            guard = Guard([round_cost(costs, drafts) for drafts in range(counts[-1] + 1)])
-            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1], guard)
+            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1], self.guard(costs))
+        if self.config.tree and sibling_threshold(costs) < CHAIN_FROM:
+            found[f"tree {counts[-1]}"] = decoder(
+                self.tree_drafter(runner, costs), counts[-1], self.guard(costs)
+            )
+        if schedule is not None:
+            found[f"scheduled {schedule.most}"] = decoder(model_drafter, schedule)
         return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
+
+    def guard(self, costs: dict[str, Any]) -> Guard:
+        """One that knows what rounds of up to the largest K cost."""
+        from evaluation.cost_model import round_cost
+        from evaluation.decoder.guard import Guard
+        from evaluation.speed import sibling_cost
+
+        counts = range(self.config.num_speculative_tokens[-1] + 1)
+        return Guard([round_cost(costs, drafts) for drafts in counts], sibling_cost(costs))
+
+    def tree_drafter(self, runner: Runner, costs: dict[str, Any]) -> TreeDrafter:
+        """The drafter with siblings where, by the costs, they pay: at most as many as drafts."""
+        from evaluation.decoder.tree_drafter import TreeDrafter
+        from evaluation.speed import sibling_threshold, stop_threshold
+
+        return TreeDrafter(
+            self.drafter,
+            runner,
+            self.options,
+            sibling_above=sibling_threshold(costs),
+            max_siblings=self.config.num_speculative_tokens[-1],
+            stop_below=stop_threshold(costs),
+            int8=True,
+        )
 
     def decode(
         self,
@@ -192,6 +229,7 @@ class Evaluation:
         batch_size: int,
         costs: dict[str, Any],
         on_group: Callable[[], None],
+        schedule: Schedule | None = None,
     ) -> dict[str, Any]:
         """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain
         latencies.
@@ -202,7 +240,7 @@ class Evaluation:
         groups = self.groups(split, batch_size)
         if not groups:
             return {"plain": None, "rows": []}
-        timings = race(self.decoders(costs, batch_size), groups, on_group)
+        timings = race(self.decoders(costs, batch_size, schedule), groups, on_group)
         plain = timings.pop("plain")
         rows = []
         for name, timing in timings.items():
@@ -229,8 +267,8 @@ class Evaluation:
         """The decoder's rounds against those that teacher-forced matches foretell, at temperature 0: with the
         drafter's weights as they were teacher-forced, not rounded to 8 bits, else rounds would only be alike.
         """
-        from evaluation.decoder.drafters import ModelDrafter
         from evaluation.decoder.engine import Decoder
+        from evaluation.decoder.kinds import make_drafter
         from evaluation.replay import compare
 
         if not self.options.greedy:
@@ -240,7 +278,7 @@ class Evaluation:
             self.runner,
             eos_ids=self.eos_ids,
             options=self.options,
-            drafter=ModelDrafter(self.drafter, self.runner, self.options),
+            drafter=make_drafter(self.drafter, self.runner, self.options),
             num_speculative_tokens=count,
         )
         chosen = dict(list(self.prompts(self.headline_split()).items())[:REPLAY_PROMPTS])
@@ -271,7 +309,7 @@ class Evaluation:
         from evaluation.lossless import DecodingPath, certify
         from evaluation.speed import stop_threshold
 
-        own = [row for row in rows if row["drafter"] in ("model", "adaptive")]
+        own = [row for row in rows if row["drafter"] in ("model", "adaptive", "tree")]
         greedy = None
         if self.options.greedy:
             kinds = ("identical_outputs", "near_ties", "bugs")

@@ -174,12 +174,12 @@ def candidate_params(
     """The facts of a candidate that `compare` prints and by which measurements are grouped."""
     train, draft = recipe.get("train") or {}, recipe.get("draft") or {}
     init = draft.get("init") or {}
-    layers = init.get("layers")
     return {
         "target": str((recipe.get("target") or {}).get("model", "")),
         "recipe": recipe_name,
+        "kind": str(draft.get("kind", "model")),
         "loss": str((train.get("loss") or {}).get("name", "")),
-        "layers": ",".join(str(layer) for layer in layers) if layers else "all",
+        "layers": _depth(draft),
         "init": str(init.get("from", init.get("from_", ""))),
         "vocab_size": str(draft.get("vocab_size") or "full"),
         "tokens": str(train.get("tokens", "")),
@@ -189,3 +189,15 @@ def candidate_params(
         "commit": str((evaluation.get("machine") or {}).get("commit", "")),
         "data_digest": str(evaluation.get("data_digest", "")),
     }
+
+
+def _depth(draft: Mapping[str, Any]) -> str:
+    """What a drafter is made of, from its part of the recipe: the layers kept, Medusa's heads, EAGLE's one
+    layer.
+    """
+    if draft.get("kind") == "medusa":
+        return f"{draft.get('heads')} heads"
+    if draft.get("kind") == "eagle":
+        return "1 on features"
+    layers = (draft.get("init") or {}).get("layers")
+    return ",".join(str(layer) for layer in layers) if layers else "all"

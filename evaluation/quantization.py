@@ -45,7 +45,8 @@ def acceptance_gap(
         # Asked live, of both alike: what sampling kept may be of another precision
         live = partial(target_signals, by, temperature=temperature)
         head = by.get_output_embeddings().weight.detach()
-        return teacher_forced(of, head, samples, temperature=temperature, batch_size=_BATCH, signals=live)
+        settings = {"temperature": temperature, "batch_size": _BATCH, "signals": live, "target": by}
+        return teacher_forced(of, head, samples, **settings)
 
     tables = {"quantised": table(drafter, quantised), "full": table(drafter, full)}
     count = len(samples)

@@ -24,32 +24,37 @@ if TYPE_CHECKING:
 ALPHA = 0.01
 
 
-def greedy_matches(table: AcceptanceTable, samples: Samples) -> dict[str, dict[str, Any]]:
+def greedy_matches(tables: Sequence[AcceptanceTable], samples: Samples) -> dict[str, dict[str, Any]]:
     """For each prompt that was sampled at temperature 0: its `tokens`, and `matches`, a "1" for each token
-    that the drafter's argmax gives, "0" for the others.
+    that the drafter's argmax gives, "0" for the others; one such string per table, which is one per position
+    in a draft.
     """
-    order = torch.argsort(table.sample, stable=True)
-    sizes = torch.bincount(table.sample, minlength=len(samples)).tolist()
+    order = torch.argsort(tables[0].sample, stable=True)
+    sizes = torch.bincount(tables[0].sample, minlength=len(samples)).tolist()
     found: dict[str, dict[str, Any]] = {}
-    for record, own in zip(samples, table.greedy[order].split(sizes), strict=True):
+    columns = [table.greedy[order].split(sizes) for table in tables]
+    for record, *positions in zip(samples, *columns, strict=True):
         if record.temperature == 0 and record.prompt_id not in found:
             marked = zip(record.input_ids, record.completion_mask, strict=True)
             tokens = [token for token, bit in marked if bit]
             found[record.prompt_id] = {
                 "tokens": tokens,
-                "matches": "".join(str(int(bit)) for bit in own.tolist()),
+                "matches": ["".join(str(int(bit)) for bit in own.tolist()) for own in positions],
             }
     return found
 
 
-def replay(matches: str, count: int) -> list[int]:
+def replay(matches: Sequence[str], count: int) -> list[int]:
     """Accepted drafts of each round with `count` drafts over a text, the last round left out: it may end
     before its drafts do. The text's first token comes from the prefill.
+
+    `matches`: where the first, second, ... draft of a round matches; the last one goes for all after it.
     """
-    accepted, place = [], 1
-    while place < len(matches):
-        block = matches[place : place + count]
-        lead = len(block) - len(block.lstrip("1"))
+    accepted, place, length = [], 1, len(matches[0])
+    while place < length:
+        lead = 0
+        while lead < min(count, length - place) and matches[min(lead, len(matches) - 1)][place + lead] == "1":
+            lead += 1
         accepted.append(lead)
         place += lead + 1
     return accepted[:-1]
@@ -73,7 +78,7 @@ def compare(
         told = expected.get(prompt)
         if told is None or list(told["tokens"][: len(tokens)]) != list(tokens):
             continue
-        wanted = replay(told["matches"][: len(tokens)], count)
+        wanted = replay([own[: len(tokens)] for own in told["matches"]], count)
         found = [stood for _, stood in rounds][: len(wanted)]
         accepted += sum(found)
         replayed += sum(wanted)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation.cost_model import chain_or_tree
 from evaluation.figures import COLOURS, HATCHES, Plot, errors, finish, new_figure, plain_line
 from evaluation.lossless import describe
 from evaluation.plots import draw_plots
@@ -109,6 +110,9 @@ def _notes(evaluation: Mapping[str, Any]) -> list[str]:
             f"Where the time goes: {shares['target_step']:.0%} target steps that plain decoding takes too, "
             f"{shares['drafting']:.0%} drafting, {shares['wider_check']:.0%} checking several tokens at once."
         )
+    best = (evaluation.get("cost_model") or {}).get("best") or []
+    if best and "chain" in best[0]:
+        found.append(chain_or_tree(best))
     if replay := evaluation.get("replay"):
         same = f"{replay['same_rounds']} of {replay['prompts']} outputs"
         found.append(f"Rounds equal those that teacher-forced matches foretell for {same}.")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from evaluation.decoder.heads import HeadModel, drafts, read_text
 from evaluation.decoder.noise import invert
 from evaluation.decoder.sampling import SamplingOptions, probabilities
 
@@ -90,7 +91,11 @@ def score(
     tokens = torch.tensor(texts)
     generator = torch.Generator().manual_seed(seed)
     noise = torch.rand(3, tokens[:, 1:].numel(), generator=generator, dtype=torch.float64)
-    hidden, draft_hidden = (_states(model, prompt, tokens) for model in (target, drafter.model))
+    hidden = _states(target, prompt, tokens)
+    if isinstance(drafter.model, HeadModel):
+        draft_hidden = _first_draft_states(target, drafter.model, prompt, tokens)
+    else:
+        draft_hidden = _states(drafter.model, prompt, tokens)
     heads = target.get_output_embeddings(), drafter.model.get_output_embeddings()
     vocab_size = heads[0].weight.shape[0]
     flat = tokens[:, 1:].reshape(-1)
@@ -138,6 +143,17 @@ def _states(model: PreTrainedModel, prompt: Sequence[int], tokens: Tensor) -> Te
     inputs = tokens[:, :-1].to(device)
     hidden = backbone(input_ids=inputs, cache=cache, use_cache=True).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])
+
+
+def _first_draft_states(
+    target: PreTrainedModel, model: HeadModel, prompt: Sequence[int], tokens: Tensor
+) -> Tensor:
+    """The same of a head on the target, were every token the first one of a draft."""
+    before = torch.tensor([list(prompt)]).expand(len(tokens), -1)
+    text = torch.cat((before, tokens), dim=1).to(target.device)
+    mask = torch.zeros_like(text, dtype=torch.bool)
+    mask[:, len(prompt) + 1 :] = True
+    return next(drafts(model, read_text(target, model, text)[0], mask)).states
 
 
 def _one_hot(logits: Tensor) -> Tensor:

@@ -68,6 +68,8 @@ class CandidateRow:
     """What its certificate says; None where it has none."""
     stops_early: bool = False
     """Its headline path drafts up to `num_speculative_tokens` tokens, not always as many."""
+    kind: str = "model"
+    """A causal LM of its own, or heads on the target: "medusa" or "eagle"."""
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -224,6 +226,7 @@ def _measurements(model: Any, name: str, version: str, champion: bool) -> list[C
                 bugs=int(value.get("decode/bugs", 0)),
                 lossless=bool(value["lossless/holds"]) if "lossless/holds" in value else None,
                 stops_early=bool(value.get("decode/stops_early", 0)),
+                kind=params.get("kind", "model"),
             )
         )
     return rows
@@ -292,6 +295,7 @@ def text_table(group: RankedGroup) -> TextTable:
             (
                 str(ranked.place or "-"),
                 row.label,
+                row.kind,
                 row.loss,
                 row.layers,
                 "-" if row.tokens is None else f"{row.tokens:,}",
@@ -304,11 +308,11 @@ def text_table(group: RankedGroup) -> TextTable:
             )
         )
     heading = (
-        *("", "candidate", "loss", "layers", "tokens", "greedy / sampled / argmax"),
+        *("", "candidate", "kind", "loss", "layers", "tokens", "greedy / sampled / argmax"),
         *("K", "tokens per call", "speedup", "cost ratio", "note"),
     )
     title = f"{group.target}, {group.serving}; data {group.data_digest or 'unknown'}; {group.machine}"
-    return TextTable(title, heading, 4, rows)
+    return TextTable(title, heading, 5, rows)
 
 
 def render(groups: Sequence[RankedGroup]) -> Table:

@@ -50,6 +50,13 @@ def target_signals(target: PreTrainedModel, batch: Batch, temperature: float) ->
     positions = None if batch.position_ids is None else batch.position_ids.to(device)
     mask = batch.completion_mask.to(device)
     hidden = completion_states(target, batch.input_ids.to(device), mask, positions)
+    return signals_of_states(target, hidden, temperature)
+
+
+@torch.no_grad()
+def signals_of_states(target: PreTrainedModel, hidden: Tensor, temperature: float) -> Signals:
+    """The same from the last hidden states [N, H] that predict the tokens, where they are at hand."""
+    device = target.device
     head = target.get_output_embeddings().weight
     logsumexp = torch.empty(len(hidden), dtype=torch.float32, device=device)
     argmax = torch.empty(len(hidden), dtype=torch.int64, device=device)

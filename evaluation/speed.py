@@ -8,7 +8,7 @@ apart.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -25,6 +25,8 @@ from evaluation.decoder.runner import Runner
 COST_REPEATS = 15
 TYPICAL_POSITION = 128
 ASSUMED_SPEEDUP = 1.5  # where the decision to draft on matters most: neither hopeless nor certain
+RAREST_SIBLING = 0.02  # at least so likely; ranks from 50 on are not looked at
+CHAIN_FROM = 0.5  # no token but the drafter's first choice can be more likely
 
 
 @dataclass
@@ -86,8 +88,9 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
     """Tokens per target call and acceptance by position of a speculative decoder, from its rounds.
 
     `conditional_acceptance[i]`: accepted at position i among the rounds that proposed it and accepted all
-    before it; `unconditional_acceptance[i]`: among all rounds that proposed it. Tokens per target call
-    include the bonus token and not the prefill's token; the interval is a bootstrap over rows.
+    before it; `unconditional_acceptance[i]`: among all rounds that proposed it. `siblings` of the `drafted`
+    tokens stood beside a tree's longest path. Tokens per target call include the bonus token and not the
+    prefill's token; the interval is a bootstrap over rows.
     """
     outputs = [output for group in timing.outputs for output in group if output.rounds]
     rounds = [pair for output in outputs for pair in counted_rounds(output)]
@@ -96,11 +99,13 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
     reached = [sum(p > i and a >= i for p, a in rounds) for i in range(count)]
     offered = [sum(p > i for p, a in rounds) for i in range(count)]
     stood = [sum(a > i for p, a in rounds) for i in range(count)]
-    proposed = sum(p for p, _ in rounds)
+    siblings = sum(output.siblings for output in outputs)
+    proposed = sum(p for p, _ in rounds) + siblings
     return {
         "tokens_per_target_call": bootstrap_ratio(emitted, calls, seed=seed),
         "acceptance_rate": sum(a for _, a in rounds) / proposed if proposed else 0.0,
         "drafted": proposed,
+        "siblings": siblings,
         "rounds": len(rounds),
         "rounds_by_proposed": [sum(p == n for p, _ in rounds) for n in range(count + 1)],
         "conditional_acceptance": [s / r if r else None for s, r in zip(stood, reached, strict=True)],
@@ -137,28 +142,26 @@ def measure_costs(
 ) -> dict[str, Any]:
     """Milliseconds of the forwards a round is made of, each at its true width, measured in turns; medians.
 
-    The first draft step of a round is two tokens wide, the others one; a verify forward of n drafts is n + 1.
+    The first draft step of a round is its kind's (a model's is two tokens wide, Medusa's gives all drafts at
+    once), the others are like the second; a verify forward of n drafts is n + 1.
     `cost_ratio` is a draft step over a target step; `verify_overhead[n]` = verify / target step - 1.
     """
 
-    def step(runner: Runner, width: int, last_only: bool) -> Callable[[], Any]:
-        ids = torch.full((batch_size, width), 5, device=runner.device)
-        start = torch.full((batch_size,), min(TYPICAL_POSITION, runner.length - width), device=runner.device)
+    def step(width: int) -> Callable[[], Any]:
+        ids = torch.full((batch_size, width), 5, device=target.device)
+        start = torch.full((batch_size,), min(TYPICAL_POSITION, target.length - width), device=target.device)
 
         def forward() -> Any:
-            hidden = runner.forward(ids, start, slice(0, batch_size))
-            return runner.logits(hidden[:, -1:] if last_only else hidden).argmax(dim=-1)
+            hidden = target.forward(ids, start, slice(0, batch_size))
+            return target.logits(hidden).argmax(dim=-1)
 
         return forward
 
+    first, following = drafter.timed_steps(batch_size, TYPICAL_POSITION)
     # In a round's order: the first draft step follows a target's, which took the drafter's weights out of the
     # processor's caches; the others follow it.
-    steps = {
-        "target": step(target, 1, False),
-        "first_draft": step(drafter.runner, 2, True),
-        "draft": step(drafter.runner, 1, True),
-    }
-    steps |= {f"verify_{count}": step(target, count + 1, False) for count in counts}
+    steps = {"target": step(1), "first_draft": first, "draft": following}
+    steps |= {f"verify_{count}": step(count + 1) for count in counts}
     seconds = interleaved_medians(steps, repeats)
     return {
         "target_step_ms": 1e3 * seconds["target"],
@@ -194,21 +197,24 @@ def predict_speedup(
     costs: dict[str, Any],
     rounds_by_proposed: Sequence[int],
     *,
+    siblings: int = 0,
     cost_ratio: float | None = None,
 ) -> float:
     """Speedup that the cost model expects: tokens per target call over a round's mean cost in target steps.
 
     A round with n drafts costs 1 + c_first + (n - 1) c + v_n, the formula of Leviathan et al. 2023 (theorem
-    3.8) with each cost at its true width; `rounds_by_proposed[n]` rounds had n drafts. `cost_ratio` asks for
-    another drafter's c, 0 for a look-up (its first step then costs c too).
+    3.8) with each cost at its true width; `rounds_by_proposed[n]` rounds had n drafts, and all together
+    `siblings` beside them. `cost_ratio` asks for another drafter's c, 0 for a look-up (its first step then
+    costs c too).
     """
     step = costs["cost_ratio"] if cost_ratio is None else cost_ratio
     first = costs["first_draft_step_ms"] / costs["target_step_ms"] if cost_ratio is None else cost_ratio
     overhead = costs["verify_overhead"]
-    total = sum(
+    total: float = sum(
         rounds * (1 + (first + (drafts - 1) * step + overhead[str(drafts)] if drafts else 0))
         for drafts, rounds in enumerate(rounds_by_proposed)
     )
+    total += siblings * sibling_cost(costs) if siblings else 0
     return tokens_per_call * sum(rounds_by_proposed) / total
 
 
@@ -222,6 +228,24 @@ def stop_threshold(costs: dict[str, Any]) -> float:
     widest = max(map(int, overhead))
     marginal = costs["cost_ratio"] + overhead[str(widest)] / widest
     return float(min(0.9, marginal * ASSUMED_SPEEDUP))
+
+
+def sibling_cost(costs: Mapping[str, Any]) -> float:
+    """Target steps that a column beside the chain adds to the verify forward.
+
+    The steepest mean slope from a step on: products of few rows get dearer in jumps, and a column more may
+    be the one that jumps.
+    """
+    return max(added / int(width) for width, added in costs["verify_overhead"].items())
+
+
+def sibling_threshold(costs: Mapping[str, Any]) -> float:
+    """The chance of acceptance from which a sibling saves more than its column costs; accepted, it saves a
+    token's time, as a draft does for `stop_threshold`, but it takes no draft step.
+
+    From `CHAIN_FROM` on a chain is better than any tree, which is so in larger batches.
+    """
+    return max(RAREST_SIBLING, sibling_cost(costs) * ASSUMED_SPEEDUP)
 
 
 @torch.inference_mode()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 DRAFTER_NAMES = {
     "model": "drafter",
     "adaptive": "drafter, stops early",
+    "scheduled": "drafter, K by batch",
+    "tree": "drafter, chain with siblings",
     "before": "before training, stops early",
     "ngram": "n-gram look-up",
 }
@@ -55,7 +57,7 @@ def decode_table(evaluation: Mapping[str, Any]) -> TextTable:
         keys = ("drafter", "split", "num_speculative_tokens")
         if chosen is None and all(row[key] == best.get(key) for key in keys):
             chosen = len(rows)
-        up_to = "up to " if row["drafter"] in ("adaptive", "before") else ""
+        up_to = "up to " if row["drafter"] in ("adaptive", "tree", "scheduled", "before") else ""
         rows.append(
             (
                 DRAFTER_NAMES.get(row["drafter"], row["drafter"]),

@@ -46,6 +46,31 @@ def test_hub_recipes_are_pinned_and_sized(name: str) -> None:
     assert recipe.estimate is not None and recipe.estimate.gpu_hours > 0
 
 
+@pytest.mark.parametrize("name", ["llama-8b-medusa", "llama-8b-eagle3"])
+def test_heads_for_hub_targets_are_sized_as_they_are_built(name: str) -> None:
+    """`estimate.draft_parameters` against Llama-3.1-8B: width 4096, 8 key-value heads of 128."""
+    recipe = load_recipe(name)
+    assert recipe.target.revision == "0e9e39f249a16976918f6564b8830bc894c89659"
+    assert recipe.estimate is not None and recipe.estimate.gpu_hours > 0
+    width, vocab, kv, feed = 4096, recipe.draft.vocab_size or 128256, 1024, 14336
+    if recipe.draft.kind == "medusa":
+        parameters = (recipe.draft.heads or 0) * (width * width + vocab * width)
+    else:
+        attention = 2 * width * (width + 2 * kv) + width * width
+        parameters = 3 * width * width + attention + 3 * width * feed + vocab * width + 4 * width
+    assert recipe.estimate.draft_parameters == parameters
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-medusa", "smollm2-135m-eagle"])
+def test_heads_compare_with_the_default_drafter(name: str) -> None:
+    """The same target, prompts, samples and serving mode: `distill bench kinds` refuses others."""
+    ours, default = load_recipe(name), load_recipe("smollm2-135m")
+    for section in ("seed", "target", "data", "sample", "serving"):
+        assert getattr(ours, section) == getattr(default, section), section
+    assert ours.train.signal == default.train.signal
+    assert ours.evaluate.prompts == default.evaluate.prompts
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_key_in_any_section_is_refused(
     name: str, tmp_path_factory: pytest.TempPathFactory
@@ -98,3 +123,10 @@ def test_the_serving_block_picks_the_loss_temperature() -> None:
     assert temperature() == 1  # served at 0
     assert temperature("serving.temperature=0.5", "sample.temperature=[0.5]") == 0.5
     assert temperature("train.signal=live", "train.temperature=2") == 2
+
+
+@pytest.mark.parametrize("option", ["train.learnable_share=0.4", "train.on_policy={share: 0.25}"])
+def test_choices_of_tokens_and_text_are_for_model_drafters(option: str) -> None:
+    load_recipe("smoke", [option])
+    with pytest.raises(RecipeError, match="drafters of kind model"):
+        load_recipe("smoke", [option, "draft.kind=medusa"])

@@ -31,6 +31,11 @@ def bench(recipe: Recipe, runs_dir: Path, say: Say) -> dict[str, Any]:
     from distill.models import load_drafter
 
     logging.set_verbosity_error()  # transformers warns of the missing end of sequence at every call
+    if recipe.draft.kind != "model":
+        raise UserError(
+            f"recipe {recipe.name} trains heads on the target, and peers assist with models: "
+            "choose a recipe of kind model, or compare kinds with `distill bench kinds`."
+        )
     with ExitStack() as stack:
         run = Run(recipe, runs_dir, say, stack)
         trained = run.stages["train"]

@@ -6,9 +6,17 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Format = Literal["hf", "gguf", "compact"]
+Format = Literal["hf", "gguf", "compact", "medusa", "eagle"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-"""For transformers, vLLM and SGLang; for llama.cpp; for this tool, to start other drafters from."""
+"""For transformers, vLLM and SGLang; for llama.cpp; for this tool, to start other drafters from; Medusa's and
+EAGLE-3's public checkpoints, for the servers that load them.
+"""
+FORMATS_OF_KIND: dict[str, tuple[Format, ...]] = {
+    "model": ("hf", "gguf", "compact"),
+    "medusa": ("medusa",),
+    "eagle": ("eagle",),
+}
+"""The formats for each kind of drafter (`draft.kind`)."""
 
 
 class ExportConfig(BaseModel):

@@ -16,7 +16,7 @@ from typing import Any
 from data.errors import UserError
 from data.files import write_json
 from distill.context import Run
-from distill.export import Format
+from distill.export import FORMATS_OF_KIND, Format
 from distill.export.record import candidate_record
 from distill.recipe import Recipe
 from distill.resolve import gguf_file
@@ -95,14 +95,19 @@ def export(
     """
     from distill.export.directory import check_out_dir
 
-    if verify and kind == "compact":
+    if verify and kind not in ("hf", "gguf"):
         raise UserError(
-            "A compact export is not for servers, so --verify has nothing to prove: leave it out."
+            f"A server that loads {kind} exports cannot be asked here, so --verify has nothing to prove: "
+            "leave it out."
         )
     out_dir = out_dir.absolute()
-    check_out_dir(out_dir, force)
+    check_out_dir(out_dir, force, kind)
     with ExitStack() as stack:
         source = open_source(reference, runs_dir, say, stack)
+        drafter = source.run.recipe.draft.kind
+        if kind not in FORMATS_OF_KIND[drafter]:
+            fitting = " or ".join(FORMATS_OF_KIND[drafter])
+            raise UserError(f"{reference} is a drafter of kind {drafter}: export it with --format {fitting}.")
         write(source, kind, out_dir, force=force)
         say(f"export: {source.facts['candidate']} as {kind} in {out_dir}")
         proof = None
@@ -114,7 +119,7 @@ def export(
         "directory": str(out_dir),
         "format": kind,
         "verification": proof,
-        "commands": [] if kind == "compact" else commands(out_dir),
+        "commands": commands(out_dir) if kind in ("hf", "gguf") else [],
     }
 
 
@@ -122,8 +127,13 @@ def write(source: Source, kind: Format, out_dir: Path, *, force: bool) -> None:
     """Write one format."""
     from distill.export.compact import export_compact
     from distill.export.gguf import export_gguf
+    from distill.export.heads import export_heads
     from distill.export.hf import export_hf
 
+    if kind == "medusa" or kind == "eagle":
+        target = source.run.target_folder
+        export_heads(source.drafter, target, out_dir, kind, facts=source.facts, force=force)
+        return
     if kind == "compact":
         export_compact(source.drafter, out_dir, facts=source.facts, force=force)
         return

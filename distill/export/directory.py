@@ -20,12 +20,12 @@ MISREAD_NAMES = ("eagle-", "eagle3", "dflash", "dspark", "medusa")
 """vLLM takes a drafter for another kind where its path holds one of these."""
 
 
-def check_out_dir(out_dir: Path, force: bool) -> None:
-    """`UserError` when `out_dir` has a name that vLLM misreads, holds something that is no export of ours, or
-    an export while `force` is not given.
+def check_out_dir(out_dir: Path, force: bool, kind: str = "") -> None:
+    """`UserError` when `out_dir` has a name that vLLM misreads for an export of format `kind`, holds
+    something that is no export of ours, or an export while `force` is not given.
     """
     for name in MISREAD_NAMES:
-        if name in str(out_dir).lower():
+        if name in str(out_dir).lower() and not (kind and name.startswith(kind)):
             raise UserError(
                 f"vLLM would take a drafter in {out_dir} for another kind, as the path contains {name!r}: "
                 "choose another directory."
@@ -58,7 +58,7 @@ def write_export(
     what was measured, and `notes` of the format, read after `fill`. Raises `UserError` as `check_out_dir`
     does.
     """
-    check_out_dir(out_dir, force)
+    check_out_dir(out_dir, force, kind)
 
     def write(folder: Path) -> None:
         fill(folder)

@@ -14,7 +14,9 @@ class Account:
     """Answers, of which each begins with one token from its prefill."""
     rounds: int = 0
     drafted: int = 0
-    """Drafts proposed for verification."""
+    """Drafts proposed for verification; of a tree those on its longest path."""
+    siblings: int = 0
+    """Drafts proposed beside them."""
     accepted: int = 0
     """Of them accepted, those behind an answer's end included."""
     emitted: int = 0
@@ -37,6 +39,7 @@ class Account:
         emitted: int,
         truncated: int,
         expected: dict[str, float] | None = None,
+        siblings: int = 0,
     ) -> Account:
         """One answer's account, from the (proposed, accepted) drafts of its rounds."""
         longest = range(max((proposed for proposed, _ in rounds), default=0))
@@ -44,6 +47,7 @@ class Account:
             rows=1,
             rounds=len(rounds),
             drafted=sum(proposed for proposed, _ in rounds),
+            siblings=siblings,
             accepted=sum(accepted for _, accepted in rounds),
             emitted=emitted,
             truncated=truncated,
@@ -58,7 +62,7 @@ class Account:
         """The sum of several accounts."""
         result = cls()
         for account in accounts:
-            for name in ("rows", "rounds", "drafted", "accepted", "emitted", "truncated"):
+            for name in ("rows", "rounds", "drafted", "siblings", "accepted", "emitted", "truncated"):
                 setattr(result, name, getattr(result, name) + getattr(account, name))
             for name in ("offered", "reached", "stood"):
                 setattr(result, name, added(getattr(result, name), getattr(account, name)))

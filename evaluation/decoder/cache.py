@@ -86,3 +86,16 @@ class RaggedCache(Cache):
         for layer in self.layers:
             layer.keys[destination, :, :length] = layer.keys[source, :, :length]
             layer.values[destination, :, :length] = layer.values[source, :, :length]
+
+    def keep(self, rows: slice, source: torch.Tensor, first: torch.Tensor) -> None:
+        """Move the entries of rows `rows` at slots `source` (int64 `[B, D]`) to the D slots from `first [B]`
+        on.
+        """
+        slots = first[:, None] + torch.arange(source.shape[1], device=source.device)
+        if torch.equal(source, slots):
+            return
+        for layer in self.layers:
+            for entries in (layer.keys[rows], layer.values[rows]):
+                shape = (-1, entries.shape[1], -1, entries.shape[3])
+                moved = entries.gather(2, source[:, None, :, None].expand(shape))
+                entries.scatter_(2, slots[:, None, :, None].expand(shape), moved)

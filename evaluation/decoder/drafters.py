@@ -7,8 +7,9 @@ size.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -21,7 +22,9 @@ from evaluation.decoder.sampling import SamplingOptions, probabilities
 
 @dataclass
 class DraftModel:
-    """A drafter that is a causal LM of its own, and the target ids that its head covers."""
+    """A drafter's weights (a causal LM of its own, or heads on the target: `heads.HeadModel`), and the target
+    ids that its head covers.
+    """
 
     model: PreTrainedModel
     vocab: torch.Tensor | None = None
@@ -63,6 +66,20 @@ class Draft:
     (one-hot), and where there are none.
     """
 
+    @property
+    def steps(self) -> int:
+        """Draft steps that it took."""
+        return self.ids.shape[1]
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """int64 `[B]`: tokens that each row might have accepted at most."""
+        return self.proposed
+
+    def limit(self, lengths: torch.Tensor) -> None:
+        """Propose nothing further ahead than `lengths` (int64 `[B]`) tokens."""
+        self.proposed = self.proposed.minimum(lengths)
+
     @classmethod
     def none(cls, position: torch.Tensor) -> Draft:
         """No proposals for rows at `position [B]`."""
@@ -79,7 +96,9 @@ class Drafter(Protocol):
         """Row `source` continues as row `destination`."""
 
     def draft(self, state: DraftState, count: int) -> Draft:
-        """Propose up to `count` tokens for each row of `state`; 0 says that this round drafts nothing."""
+        """Propose up to `count` tokens ahead for each row of `state`: a chain, or a `tree.DraftTree`. 0 says
+        that this round drafts nothing.
+        """
 
 
 class ModelDrafter:
@@ -109,7 +128,8 @@ class ModelDrafter:
         """
         rows, device = target.cache.num_rows, target.device
         self.context = min(context_of(target), context_of(draft.model))
-        self.runner = Runner(draft.model, rows, self.context, optimize=optimize, int8=int8)
+        self.target = target
+        self.runner = self.make_runner(draft.model, rows, optimize=optimize, int8=int8)
         self.vocab = None if draft.vocab is None else draft.vocab.to(device)
         self.target_vocab_size = target.vocab_size
         self.options = options
@@ -120,6 +140,10 @@ class ModelDrafter:
         # Positions below `known[b]` have right cache entries, as far as the row has got.
         self.known = torch.zeros(rows, dtype=torch.int64, device=device)
         self.lagging = False
+
+    def make_runner(self, model: PreTrainedModel, rows: int, *, optimize: bool, int8: bool) -> Runner:
+        """What runs the drafter's forwards, with a cache of its own."""
+        return Runner(model, rows, self.context, optimize=optimize, int8=int8)
 
     def start(self, row: int) -> None:
         self.known[row] = 0
@@ -132,33 +156,30 @@ class ModelDrafter:
 
     def draft(self, state: DraftState, count: int) -> Draft:
         batch = state.position.shape[0]
+        # The last token but one may not be the drafted one: what stands there is read again in any case.
+        known = self.known[:batch]
+        torch.minimum(known, state.position - 1, out=known)
         if count == 0:
             self.lagging = True
             return Draft.none(state.position)
         self.catch_up(state)
-        # The first step is two tokens wide: after a fully accepted round the cache lacks the last drafted
-        # token, and feeding it again otherwise writes the same entry. So no round needs an extra forward.
-        pair = torch.stack((state.position - 1, state.position), dim=1)
-        inputs, start = state.tokens.gather(1, pair), state.position - 1
         prefix = state.prefix
-        ids, probs = [], []
-        reach = torch.ones(batch, device=self.runner.device)
+        ids: list[torch.Tensor] = []
+        probs = []
+        reach = torch.ones(batch, device=state.position.device)
         proposed = torch.zeros_like(state.position)
         for step in range(count):
             going = (reach >= self.stop_below) & (state.position + step < self.context)
             if self.may_stop and not going.any():
                 break
-            # A row past the context writes over its own last entries, which nothing reads any more.
-            start = start.clamp(max=self.context - inputs.shape[1])
-            hidden = self.runner.forward(inputs, start, slice(0, batch))[:, -1]
-            logits = self.adjust(self.runner.logits(hidden), prefix)
+            logits = self.next(ids[-1], step, state) if step else self.first(state)
+            logits = self.adjust(logits, prefix)
             token, distribution, confidence = self.choose(logits, state.draws, step)
             going &= confidence == confidence  # a distribution that is not a number proposes nothing
             ids.append(token)
             probs.append(distribution)
             proposed += going
             reach = torch.where(going, reach * confidence, -1)
-            inputs, start = token[:, None], start + inputs.shape[1]
             prefix = prefix and prefix.followed_by(token)
         if not ids:
             self.lagging = True
@@ -166,12 +187,39 @@ class ModelDrafter:
         self.known[:batch] = state.position + len(ids)
         return Draft(torch.stack(ids, dim=1), proposed, None if self.argmax else torch.stack(probs, dim=1))
 
+    def first(self, state: DraftState) -> torch.Tensor:
+        """Logits `[B, Vd]` of the first drafted token.
+
+        The step is two tokens wide: after a fully accepted round the cache lacks the last drafted token, and
+        feeding it again otherwise writes the same entry. So no round needs an extra forward.
+        """
+        pair = torch.stack((state.position - 1, state.position), dim=1)
+        return self.step(state.tokens.gather(1, pair), state.position - 1)
+
+    def next(self, token: torch.Tensor, step: int, state: DraftState) -> torch.Tensor:
+        """Logits `[B, Vd]` of drafted token number `step` (from 0), after drafted `token` (int64 `[B]`)."""
+        return self.step(token[:, None], state.position + step)
+
+    def step(self, inputs: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """Logits `[B, Vd]` after the last of `inputs` (int64 `[B, T]`), whose first stands at `start`."""
+        # A row past the context writes over its own last entries, which nothing reads any more.
+        start = start.clamp(max=self.context - inputs.shape[1])
+        return self.runner.logits(self.runner.forward(inputs, start, slice(0, len(inputs)))[:, -1])
+
+    def timed_steps(self, batch_size: int, position: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """The first step of a draft and the ones after it, for a stopwatch: rows at a typical `position`."""
+        ids = torch.full((batch_size, 2), 5, device=self.runner.device)
+        at = torch.full((batch_size,), min(position, self.context - 2), device=self.runner.device)
+        return (
+            lambda: self.step(ids, at).argmax(dim=-1),
+            lambda: self.step(ids[:, :1], at).argmax(dim=-1),
+        )
+
     def catch_up(self, state: DraftState) -> None:
         """Read what the first step of a draft takes for granted: all but a row's last token."""
-        known = self.known[: state.position.shape[0]]
-        torch.minimum(known, state.position, out=known)  # entries behind an accepted prefix are wrong
         if not self.lagging:
             return
+        known = self.known[: state.position.shape[0]]
         for row, (first, end) in enumerate(zip(known.tolist(), state.position.tolist(), strict=True)):
             if first < end - 1 and end < self.context:
                 self.runner.prefill(state.tokens[row, first:end], row, first)

@@ -2,8 +2,8 @@
 
 A round drafts up to K tokens per row, runs the target once over the last emitted token and the drafts (width
 K + 1), accepts some of them, and emits those with one token more. Plain decoding is the same round with no
-drafts. Active rows are kept contiguous: a finished row's slot is refilled from the queue, or else taken by
-the last active row.
+drafts; drafts may form a tree, of which a chain is left once it is judged. Active rows are kept contiguous: a
+finished row's slot is refilled from the queue, or else taken by the last active row.
 
 Shapes: B active rows, K drafted tokens, S positions, V vocabulary, H hidden size.
 """
@@ -26,14 +26,16 @@ from evaluation.decoder.penalties import Prefix
 from evaluation.decoder.rows import Output, Request, Row, States
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
+from evaluation.decoder.schedule import Schedule
 from evaluation.decoder.stop import StopRules
+from evaluation.decoder.tree import DraftTree, along
 
 __all__ = ["Decoder", "Output", "Request", "States", "common_prefix"]
 
 
 class Decoder:
     """Decodes requests with a target and, optionally, a drafter that proposes `num_speculative_tokens` per
-    round.
+    round: one number, or a `Schedule` of them by batch size.
 
     The output follows the target's own distribution, whatever the drafter: at temperature 0 it is plain
     decoding's output up to floating-point near ties between forwards of different widths.
@@ -46,7 +48,7 @@ class Decoder:
         eos_ids: Sequence[int],
         options: SamplingOptions,
         drafter: Drafter | None = None,
-        num_speculative_tokens: int = 0,
+        num_speculative_tokens: int | Schedule = 0,
         rule: RuleName = "block",
         guard: Guard | None = None,
         stop_strings: Sequence[str] = (),
@@ -63,21 +65,24 @@ class Decoder:
         the same rule). It accepts less than the others and draws a number per id. `stop_strings` are looked
         for in the answer's text, as `tokenizer` decodes it.
         """
-        if (drafter is None) != (num_speculative_tokens == 0):
+        schedule = num_speculative_tokens
+        if isinstance(schedule, int):
+            schedule = Schedule({1: schedule})
+        if (drafter is None) != (schedule.most == 0):
             raise UserError(
                 "speculative decoding needs a drafter and num_speculative_tokens >= 1; plain neither."
             )
-        if guard and len(guard.costs) <= num_speculative_tokens:
+        if guard and len(guard.costs) <= schedule.most:
             raise UserError(
                 f"the guard knows the costs of up to {len(guard.costs) - 1} drafts, but "
-                f"num_speculative_tokens is {num_speculative_tokens}; measure costs up to that."
+                f"num_speculative_tokens is {schedule.most}; measure costs up to that."
             )
         self.runner = target
         self.stop = StopRules(eos_ids, stop_strings, tokenizer)
         self.options = options
         self.judge: Callable[..., Verdict] = Judge(options, rule, target.vocab_size, target.device)
         self.drafter = drafter
-        self.count = num_speculative_tokens
+        self.schedule = schedule
         self.shared_noise = rule == "shared_noise"
         self.guard = guard
         self.keep_states = keep_states
@@ -171,33 +176,44 @@ class Decoder:
         active = slice(0, len(self.rows))
         position = self.position[active]
         draft = self.draft(active)
-        width = draft.ids.shape[1]
         last = self.tokens[active].gather(1, position[:, None])
-        hidden = self.runner.forward(torch.cat((last, draft.ids), dim=1), position, active)
+        tree = draft if isinstance(draft, DraftTree) else None
+        hidden = self.runner.forward(torch.cat((last, draft.ids), dim=1), position, active, tree)
         logits = self.runner.logits(hidden)
         verdict = self.judge(logits, draft, self.draws(active), self.prefix(active))
+        ids, path = draft.ids, verdict.path
+        assert (tree is None) == (path is None), "a tree's verdict is a path"
+        if tree is not None and path is not None:  # what a tree leaves of itself is a chain
+            self.runner.cache.keep(active, position[:, None] + tree.places.gather(1, path), position)
+            ids = ids.gather(1, (path[:, 1:] - 1).clamp(min=0))
+            hidden = along(hidden, path)
+            if self.keep_states:
+                logits = along(logits, path)
 
         # Drafts and then the next token go behind the last token; what stands behind the next token is stale.
-        slots = position[:, None] + self.runner.slots[1 : width + 1]
-        self.tokens[active].scatter_(1, slots, draft.ids)
+        slots = position[:, None] + self.runner.slots[1 : ids.shape[1] + 1]
+        self.tokens[active].scatter_(1, slots, ids)
         position += verdict.accepted + 1
         self.tokens[active].scatter_(1, position[:, None], verdict.token[:, None])
         self.features[active] = hidden[torch.arange(len(self.rows), device=hidden.device), verdict.accepted]
 
-        proposed, accepted = draft.proposed.tolist(), verdict.accepted.tolist()
-        emitted = torch.cat((draft.ids, verdict.token[:, None]), dim=1).tolist()
+        proposed, accepted = draft.lengths.tolist(), verdict.accepted.tolist()
+        siblings = (draft.proposed - draft.lengths).tolist()
+        emitted = torch.cat((ids, verdict.token[:, None]), dim=1).tolist()
         expected = {name: values.tolist() for name, values in verdict.expected.items()}
         summary = self.summarise(logits) if self.keep_states else None
         for slot, row in enumerate(self.rows):
             stood = accepted[slot]
             row.rounds.append((proposed[slot], stood))
+            row.siblings += siblings[slot]
             for name, values in expected.items():
                 row.expected[name] = row.expected.get(name, 0.0) + values[slot]
             if summary is not None:
                 row.keep(hidden[slot, : stood + 1], summary[slot, : stood + 1])
             self.emit(row, emitted[slot][:stood] + emitted[slot][-1:])
         if self.guard:
-            self.guard.record(width, 1 + sum(accepted) / len(self.rows))
+            beside = draft.ids.shape[1] - draft.steps
+            self.guard.record(draft.steps, beside, 1 + sum(accepted) / len(self.rows))
 
     def draft(self, active: slice) -> Draft:
         """This round's drafts: none where they could not be used or do not pay."""
@@ -207,15 +223,17 @@ class Decoder:
         left = [row.left - 1 for row in self.rows]
         # No draft is worth its cost beyond the longest row's end, and none fits behind the last position.
         room = min(self.context - 1 - row.position for row in self.rows)
-        count = min(self.count, max(left), room)
+        count = min(self.schedule.count(len(self.rows)), max(left), room)
         if self.guard and not self.guard.drafts:
             count = 0
         state = DraftState(
             self.tokens[active], position, self.features[active], self.draws(active), self.prefix(active)
         )
         draft = self.drafter.draft(state, count)
+        if isinstance(draft, DraftTree):  # behind the last slot is no place for its siblings
+            draft = draft.first(self.runner.length - 1 - max(row.position for row in self.rows))
         if min(left) < draft.ids.shape[1]:  # a row's drafts do not depend on how long its neighbours go on
-            draft.proposed = draft.proposed.minimum(torch.tensor(left, device=position.device))
+            draft.limit(torch.tensor(left, device=position.device))
         return draft
 
     def draws(self, active: slice) -> Draws:

@@ -18,7 +18,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 16, 256  # rounds
 class Guard:
     """Weighs what drafting has won against what it has cost, both in plain steps of the target.
 
-    A round that emits n tokens per row saves n plain steps and costs `costs[width]`. The balance of the two
+    A round that emits n tokens per row saves n plain steps and costs `costs[steps]`. The balance of the two
     starts at `DEBT` and holds at most twice that, so that a drafter which was good long ago gets no credit.
     Below 0 drafting pauses; each pause is twice as long as the one before, until a trial has earned `DEBT`.
 
@@ -26,15 +26,15 @@ class Guard:
     on what was decoded before, though their distribution does not.
     """
 
-    def __init__(self, costs: Sequence[float]) -> None:
+    def __init__(self, costs: Sequence[float], sibling_cost: float = 0.0) -> None:
         """`costs[k]`: a round with k drafts over a plain step, both measured at the batch size in use;
-        `costs[0]` is 1.
+        `costs[0]` is 1. `sibling_cost`: what a column of a tree adds that took no draft step.
         """
         if not costs or abs(costs[0] - 1) > 1e-9 or any(cost <= 0 for cost in costs):
             raise UserError(
                 f"round costs are {list(costs)}; give positive ones, in plain steps, 1 for no draft."
             )
-        self.costs = list(costs)
+        self.costs, self.sibling_cost = list(costs), sibling_cost
         self.balance = DEBT
         self.pause = SHORTEST_PAUSE
         self.left = 0
@@ -44,12 +44,17 @@ class Guard:
         """Whether the next round should draft."""
         return self.left == 0
 
-    def record(self, width: int, emitted: float) -> None:
-        """A round with drafts `width` columns wide emitted so many tokens per row on average."""
+    def cost(self, steps: int, siblings: int) -> float:
+        return self.costs[steps] + siblings * self.sibling_cost
+
+    def record(self, steps: int, siblings: int, emitted: float) -> None:
+        """A round of `steps` draft steps and `siblings` columns beside them emitted so many tokens per row on
+        average.
+        """
         if not self.drafts:
             self.left -= 1
             return
-        self.balance = min(self.balance + emitted - self.costs[width], 2 * DEBT)
+        self.balance = min(self.balance + emitted - self.cost(steps, siblings), 2 * DEBT)
         if self.balance < 0:
             self.left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
             self.balance = PROBE_DEBT

@@ -11,10 +11,12 @@ from typing import Literal, get_args
 import torch
 
 from data.errors import UserError
+from evaluation.decoder import tree_rules
 from evaluation.decoder.drafters import Draft
 from evaluation.decoder.noise import Draws
 from evaluation.decoder.penalties import Adjustment, Prefix
 from evaluation.decoder.sampling import SamplingOptions, probabilities
+from evaluation.decoder.tree import DraftTree
 from evaluation.decoder.verify import (
     BLOCK,
     MATCH,
@@ -40,6 +42,8 @@ class Verdict:
     """`[B]` by rule: accepted drafts on average over its uniform numbers, given the same drafts and
     distributions.
     """
+    path: torch.Tensor | None = None
+    """Of a tree: the accepted columns int64 `[B, D + 1]`, from the root on (`tree_rules.walk`)."""
 
 
 class Judge:
@@ -57,8 +61,11 @@ class Judge:
         """The verdict on drafts of rows with text so far `prefix` `[B, V]`, by the target's logits `[B, K +
         1, V]`.
         """
-        logits = self.adjust(logits, prefix and prefix.along(draft.ids))
-        if self.options.greedy:
+        ancestors = draft.ancestors if isinstance(draft, DraftTree) else None
+        logits = self.adjust(logits, prefix and prefix.along(draft.ids, ancestors))
+        if isinstance(draft, DraftTree):
+            verdict = self.climb(logits, draft, draws)
+        elif self.options.greedy:
             verdict = match(logits.argmax(dim=-1), draft)
         elif draws.shared:
             verdict = share(probabilities(logits, self.options), draft, draws)
@@ -71,6 +78,21 @@ class Judge:
         sound = (logits.amax(dim=2).isfinite() | ~read).all(dim=1)
         verdict.token = torch.where(sound, verdict.token, UNSOUND)
         return verdict
+
+    def climb(self, logits: torch.Tensor, tree: DraftTree, draws: Draws) -> Verdict:
+        """The same three ways for a tree, whose nodes were chosen."""
+        if self.options.greedy:
+            return match_tree(logits.argmax(dim=-1), tree)
+        target_probs = probabilities(logits, self.options)
+        expected = tree_rules.expected_accepted(target_probs, tree)
+        if draws.shared:
+            verdict = match_tree(draws.race(target_probs, tree.depths + 1), tree)
+            verdict.expected = {"shared_noise": expected}
+            return verdict
+        accept = tree_rules.accept_probabilities(target_probs, tree)
+        path = tree_rules.walk(draws.decide(accept), tree)
+        following = tree_rules.next_token_probs(target_probs, tree, path[:, -1])
+        return Verdict(tree.depth_of(path), draws.next(following), {"one_hot": expected}, path)
 
     def reject(self, target_probs: torch.Tensor, draft: Draft, draws: Draws) -> Verdict:
         """Drafts stand with a rule's probabilities; the next token is drawn from what they leave."""
@@ -98,11 +120,20 @@ def match(target_ids: torch.Tensor, draft: Draft) -> Verdict:
     return Verdict(accepted, MATCH.next_token(target_ids, accepted), {"match": expected})
 
 
+def match_tree(target_ids: torch.Tensor, tree: DraftTree) -> Verdict:
+    """As `match`, for the tokens `[B, T]` that the target has chosen after every column."""
+    path = tree_rules.walk(tree_rules.match_probabilities(target_ids, tree) > 0, tree)
+    token = target_ids.gather(1, path[:, -1:])[:, 0]
+    accepted = tree.depth_of(path)
+    return Verdict(accepted, token, {"match": accepted.double()}, path)
+
+
 def share(target_probs: torch.Tensor, draft: Draft, draws: Draws) -> Verdict:
     """The target chooses by the noise of each position; the expectation is over that noise, given the
     drafts.
     """
-    verdict = match(draws.race(target_probs), draft)
+    ahead = torch.arange(1, target_probs.shape[1] + 1, device=target_probs.device)
+    verdict = match(draws.race(target_probs, ahead.expand(target_probs.shape[:2])), draft)
     if draft.probs is None:
         accept = ONE_HOT.accept_probabilities(target_probs, None, draft.ids, draft.proposed)
     else:

@@ -84,7 +84,7 @@ class Draws:
     def draft(self, probs: torch.Tensor, step: int) -> torch.Tensor:
         """Drafted token number `step`, int64 `[B]`, from probs `[B, V]`."""
         if self.shared:
-            return self.race(probs[:, None], step)[:, 0]
+            return self.race(probs[:, None], torch.full_like(self.position, step + 1)[:, None])[:, 0]
         return invert(probs, uniforms(self.seeds, self.position, DRAFT, step + 1)[:, step])
 
     def decide(self, accept: torch.Tensor) -> torch.Tensor:
@@ -95,11 +95,10 @@ class Draws:
         """The round's last token, int64 `[B]`, from probs `[B, V]`."""
         return invert(probs, uniforms(self.seeds, self.position, NEXT, 1)[:, 0])
 
-    def race(self, probs: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """The tokens int64 `[B, T]` of T positions, from number `first` of the round on, from probs `[B, T,
-        V]`.
+    def race(self, probs: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
+        """Tokens int64 `[B, T]` from probs `[B, T, V]`, each `ahead` (int64 `[B, T]`) tokens behind the last
+        one.
         """
-        steps = torch.arange(first + 1, first + 1 + probs.shape[1], device=probs.device)
-        places = self.position[:, None] + steps
+        places = self.position[:, None] + ahead
         numbers = uniforms(self.seeds[:, None].expand_as(places), places, RACE, probs.shape[2])
         return race(probs, numbers)

@@ -43,12 +43,15 @@ class Prefix:
         one = torch.ones_like(token, dtype=self.counts.dtype)
         return Prefix(self.prompted, self.counts.scatter_add(1, token[:, None], one[:, None]))
 
-    def along(self, drafted: torch.Tensor) -> Prefix:
-        """The prefixes `[B, K + 1, V]` before each drafted token of `[B, K]` and after the last."""
+    def along(self, drafted: torch.Tensor, ancestors: torch.Tensor | None = None) -> Prefix:
+        """The prefixes `[B, K + 1, V]` before each drafted token of `[B, K]` and after the last; in a tree
+        (`ancestors` bool `[B, K + 1, K + 1]`) after each column's path.
+        """
         batch, count = drafted.shape
         steps = self.counts.new_zeros(batch, count + 1, self.counts.shape[-1])
         steps[:, 1:].scatter_(2, drafted[..., None], 1)
-        return Prefix(self.prompted[:, None], self.counts[:, None] + steps.cumsum(dim=1))
+        passed = steps.cumsum(dim=1) if ancestors is None else ancestors.to(steps.dtype) @ steps
+        return Prefix(self.prompted[:, None], self.counts[:, None] + passed)
 
 
 class Adjustment:

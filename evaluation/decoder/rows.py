@@ -42,16 +42,18 @@ class Output:
     `tokens`), "length" at max_new_tokens.
     """
     rounds: list[tuple[int, int]]
-    """(proposed, accepted) drafts of every round."""
+    """(proposed, accepted) drafts of every round; of a tree those on its longest path."""
     truncated: int
     """Tokens of the last round that fell behind the end."""
     states: States
     expected: dict[str, float] = field(default_factory=dict)
     """Accepted drafts that each rule would have had on average (see `Account.expected`)."""
+    siblings: int = 0
+    """Drafts of trees that stood beside their longest paths."""
 
     @property
     def account(self) -> Account:
-        return Account.of(self.rounds, len(self.tokens), self.truncated, self.expected)
+        return Account.of(self.rounds, len(self.tokens), self.truncated, self.expected, self.siblings)
 
 
 @dataclass
@@ -65,6 +67,7 @@ class Row:
     truncated: int = 0
     states: States = field(default_factory=States)
     expected: dict[str, float] = field(default_factory=dict)
+    siblings: int = 0
     finish_reason: str | None = None
 
     @property
@@ -85,5 +88,11 @@ class Row:
     def output(self) -> Output:
         assert self.finish_reason is not None
         return Output(
-            self.tokens, self.finish_reason, self.rounds, self.truncated, self.states, self.expected
+            self.tokens,
+            self.finish_reason,
+            self.rounds,
+            self.truncated,
+            self.states,
+            self.expected,
+            self.siblings,
         )

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from data.errors import UserError
 from evaluation.decoder.attention import FOLDED_ATTENTION
-from evaluation.decoder.cache import RaggedCache
+from evaluation.decoder.cache import RaggedCache, RaggedLayer
 from evaluation.decoder.linear import pack_linears, quantize_linears
 
 WINDOW_STEP = 64  # cache slots in view grow in steps, so that attention does not pay for the empty rest
@@ -43,6 +45,22 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
         raise UserError(
             f"{name} cannot be decoded speculatively here: {reason}. Choose a full-attention causal LM."
         )
+
+
+class Branches(Protocol):
+    """Columns that form a tree per row, column 0 its root."""
+
+    @property
+    def ancestors(self) -> torch.Tensor:
+        """bool `[B, T, T]`: whether column i (dim 1) is column j (dim 2) or follows it, however far."""
+
+    @property
+    def depths(self) -> torch.Tensor:
+        """int64 `[B, T]`: positions behind the root."""
+
+    @property
+    def places(self) -> torch.Tensor:
+        """int64 `[B, T]`: cache slots behind the root's, each of 0 .. T - 1 once."""
 
 
 class Runner:
@@ -84,7 +102,7 @@ class Runner:
             self.model.config._attn_implementation = FOLDED_ATTENTION
         if optimize and self.device.type == "cpu":
             quantize_linears(self.model) if int8 else pack_linears(self.model)
-        self.backbone = getattr(self.model, self.model.base_model_prefix)
+        self.backbone = self.model.base_model
         self.head = self.model.get_output_embeddings()
         parameters = inspect.signature(self.backbone.forward).parameters
         self.cache_name = (
@@ -93,30 +111,69 @@ class Runner:
         self.length = (max_length + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP
         self.cache = RaggedCache(config.num_hidden_layers, batch_size, self.length)
         self.slots = torch.arange(self.length, device=self.device)
+        self.tapped: tuple[int, ...] = ()
+        self.entering: dict[int, torch.Tensor] = {}
 
     @torch.inference_mode()
-    def forward(self, ids: torch.Tensor, start: torch.Tensor, rows: slice | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        ids: torch.Tensor,
+        start: torch.Tensor,
+        rows: slice | None = None,
+        tree: Branches | None = None,
+    ) -> torch.Tensor:
         """Hidden states `[B, T, H]` after the final norm for token ids `[B, T]` whose first stands at
-        position `start [B]`.
+        position `start [B]`; where they form a `tree`, its root does.
         """
         width = ids.shape[1]
-        positions = start[:, None] + self.slots[:width]
+        slots = start[:, None] + (self.slots[:width] if tree is None else tree.places)
         # On a CPU the positions are at hand; on a GPU reading them would stop the stream, so all slots stay
         # in view.
         window = self.length
         if self.device.type == "cpu":
-            last = int(positions.max()) + 1
+            last = int(slots.max()) + 1
             assert last <= self.length, f"position {last} is past the cache's {self.length} slots"
             window = min(self.length, (last + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP)
-        self.cache.place(positions, rows or slice(0, self.cache.num_rows), window)
+        self.cache.place(slots, rows or slice(0, self.cache.num_rows), window)
+        positions = slots if tree is None else start[:, None] + tree.depths
         hidden = self.backbone(
-            input_ids=ids,
-            attention_mask=self.mask(positions, window),
+            **self.inputs(ids),
+            attention_mask=self.mask(slots, window, tree),
             position_ids=positions,
             use_cache=True,
             **{self.cache_name: self.cache},
         ).last_hidden_state
+        if self.tapped:
+            features = torch.cat([self.entering[layer] for layer in self.tapped], dim=-1)[:, None]
+            self.cache.layers[-1].update(features, features[..., :0])
         return hidden
+
+    def inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model reads of token ids `[B, T]`."""
+        return {"input_ids": ids}
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on keep what enters these `layers`, for drafters that draw on it: see `features`.
+
+        It stands in the cache as one more layer, so it is copied, moved and overwritten with the rest.
+        """
+        if self.tapped:
+            assert self.tapped == tuple(layers), "drafters on one target runner must tap the same layers"
+            return
+        self.tapped = tuple(layers)
+        self.cache.layers.append(RaggedLayer(self.cache))
+        for layer in set(layers):
+
+            def keep(module: Any, args: Any, kwargs: Any, layer: int = layer) -> None:
+                self.entering[layer] = args[0] if args else kwargs["hidden_states"]
+
+            self.backbone.layers[layer].register_forward_pre_hook(keep, with_kwargs=True)
+
+    @property
+    def features(self) -> torch.Tensor:
+        """`[rows, S, F]`: what entered the tapped layers at every position that was read, side by side."""
+        kept: torch.Tensor = self.cache.layers[-1].keys
+        return kept[:, 0]
 
     def prefill(self, prompt: torch.Tensor, row: int, start: int = 0) -> torch.Tensor:
         """Read prompt int64 `[n]` into row `row` from position `start` on; the last position's hidden state
@@ -128,11 +185,14 @@ class Runner:
             begin = begin + chunk.shape[0]
         return hidden[:, -1]
 
-    def mask(self, positions: torch.Tensor, window: int) -> torch.Tensor:
-        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own
-        position.
+    def mask(self, slots: torch.Tensor, window: int, tree: Branches | None) -> torch.Tensor:
+        """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own, in
+        a tree those before the root, its ancestors' and its own.
         """
-        hidden = self.slots[:window] > positions[:, None, :, None]
+        hidden = self.slots[:window] > slots[:, None, :, None]
+        if tree is not None:
+            columns = slots[:, None, None, :].expand(-1, 1, slots.shape[1], -1)
+            hidden.scatter_(3, columns, ~tree.ancestors[:, None])
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
         return mask.repeat(1, 1, self.groups, 1) if self.folded else mask

@@ -19,6 +19,7 @@ from evaluation.decoder.judge import Verdict
 from evaluation.decoder.noise import Draws
 from evaluation.decoder.penalties import Prefix
 from evaluation.decoder.rows import Output, Request
+from evaluation.decoder.tree import DraftTree
 from evaluation.decoder.verify import TOKEN, within
 
 PLACEHOLDER = -100
@@ -36,14 +37,14 @@ class SyntheticDecoder(Decoder):
     def __init__(self, *args: Any, conditional_acceptance: Sequence[float], **settings: Any) -> None:
         """Arguments as `Decoder`'s. UserError where a rate is missing or not in [0, 1]."""
         super().__init__(*args, **{**settings, "eos_ids": []})
-        rates = list(conditional_acceptance)
-        if len(rates) < self.count or not all(0 <= rate <= 1 for rate in rates):
+        rates, most = list(conditional_acceptance), self.schedule.most
+        if len(rates) < most or not all(0 <= rate <= 1 for rate in rates):
             raise UserError(
-                f"synthetic acceptance rates are {rates}; give one in [0, 1] for each of {self.count} drafts."
+                f"synthetic acceptance rates are {rates}; give one in [0, 1] for each of {most} drafts."
             )
         if self.stop.strings:
             raise UserError("synthetic acceptance makes no text; leave out the stop strings.")
-        self.judge = SyntheticJudge(self.judge, torch.tensor(rates[: self.count], dtype=torch.float64))
+        self.judge = SyntheticJudge(self.judge, torch.tensor(rates[:most], dtype=torch.float64))
 
     def generate(
         self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None = None
@@ -62,6 +63,10 @@ class SyntheticJudge:
         self.judge, self.rates = judge, rates
 
     def __call__(self, logits: torch.Tensor, draft: Draft, draws: Draws, prefix: Prefix | None) -> Verdict:
+        if isinstance(draft, DraftTree):
+            raise UserError(
+                "synthetic acceptance rates are a chain's; give it a drafter that makes no trees."
+            )
         token = self.judge(logits, draft, draws, prefix).token
         width = draft.ids.shape[1]
         accept = self.rates.to(logits.device)[:width] * within(draft.proposed, width)

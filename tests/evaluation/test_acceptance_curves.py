@@ -27,7 +27,7 @@ ENTROPY = [np.array([0.01, 0.3, 3.0]), np.array([0.01, 0.01])]
 
 
 def test_a_later_position_counts_only_where_all_before_it_were_accepted() -> None:
-    found = rows(curves(TABLE, SAMPLES, ENTROPY, 3, seed=0), "block")
+    found = rows(curves([TABLE], SAMPLES, ENTROPY, 3, seed=0), "block")
     assert found["1"]["sampled"]["mean"] == pytest.approx((0.8 + 0.6 + 0.5 + 1.0 + 0.5) / 5)
     # blocks starting at each token: 0.8 -> 0.6, 0.6 -> 0.5; 1.0 -> 0.5
     second = (0.8 * 0.6 + 0.6 * 0.5 + 1.0 * 0.5) / (0.8 + 0.6 + 1.0)
@@ -39,7 +39,7 @@ def test_a_later_position_counts_only_where_all_before_it_were_accepted() -> Non
 
 
 def test_bins_hold_the_tokens_of_their_range() -> None:
-    found = curves(TABLE, SAMPLES, ENTROPY, 1, seed=0)
+    found = curves([TABLE], SAMPLES, ENTROPY, 1, seed=0)
     entropy = rows(found, "entropy")
     assert {label: row["tokens"] for label, row in entropy.items()} == {"0-0.05": 3, "0.2-0.5": 1, "2+": 1}
     assert entropy["2+"]["sampled"]["mean"] == pytest.approx(0.5)

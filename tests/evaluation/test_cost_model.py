@@ -4,6 +4,7 @@ import pytest
 
 from evaluation.cost_model import (
     break_even_acceptance,
+    chain_or_tree,
     measure_by_batch,
     predict,
     round_cost,
@@ -54,6 +55,12 @@ def test_the_best_k_falls_to_none_as_batches_grow() -> None:
     found = predict([{**COSTS, "batch_size": 1}, dear], [0.7] * 4, range(5))
     assert [(row["batch_size"], row["speculate"]) for row in found["best"]] == [(1, True), (16, False)]
     assert found["best"][1]["num_speculative_tokens"] == 0 and found["best"][1]["speedup"] == 1.0
+    assert [row["chain"] for row in found["best"]] == [False, True]  # a column costs .15 and 1.5 steps
+    sentence = chain_or_tree(found["best"])
+    assert f"likely as {found['best'][0]['sibling_above']:.2f} at batch 1;" in sentence and sentence.endswith(
+        "any tree at batch 16."
+    )
+    assert chain_or_tree(found["best"][1:]).startswith("A chain is better")
     assert len(found["table"]) == 2 * 5
     halved = predict([{**COSTS, "batch_size": 1}], [0.7] * 4, range(5), handicap=0.5)
     assert halved["best"][0]["speedup"] == pytest.approx(found["best"][0]["speedup"] / 2)

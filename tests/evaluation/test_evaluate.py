@@ -17,11 +17,12 @@ from evaluation.evaluate import (
     ServingConfig,
     best_row,
     run,
+    schedule_of,
     summarise_speed,
 )
 from evaluation.measurements import Evaluation
 from tests.data.test_records import record
-from tests.evaluation.decoder.tiny_models import llama, prompts
+from tests.evaluation.decoder.tiny_models import llama, prompts, relative
 
 CONFIG = EvaluateConfig(prompts=3, num_speculative_tokens=[2, 3], max_new_tokens=10)
 
@@ -129,7 +130,7 @@ def row(count: int, mean: float, split: str = "seen", drafter: str = "model") ->
     interval = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
     return {
         "drafter": drafter, "split": split, "num_speculative_tokens": count, "speedup": interval,
-        "tokens_per_target_call": {"mean": 4.0}, "rounds_by_proposed": [0] * count + [9],
+        "tokens_per_target_call": {"mean": 4.0}, "rounds_by_proposed": [0] * count + [9], "siblings": 0,
         "conditional_acceptance": [0.8] * count,
     }  # fmt: skip
 
@@ -183,6 +184,39 @@ def test_runner_room_covers_prompt_answer_and_drafts(samples: Samples) -> None:
     assert isinstance(plan.runner, Runner) and plan.runner.length >= longest + 10 + 3
 
 
+def test_a_tree_races_where_it_is_asked_for_and_may_pay(
+    samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EvaluateConfig(prompts=4, num_speculative_tokens=[3], max_new_tokens=10, tree=True)
+    plan = Evaluation(llama(0), [7], DraftModel(relative(llama(0))), samples, config, ServingConfig(), seed=0)
+    costs = {
+        "batch_size": 1, "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 1.0,
+        "cost_ratio": 0.1, "verify_overhead": {"1": 0.02, "2": 0.05, "3": 0.1},
+    }  # fmt: skip
+    rows = plan.decode("seen", 1, costs, lambda: None)["rows"]
+    assert [row["drafter"] for row in rows] == ["model", "adaptive", "tree", "ngram"]
+    chain, tree = rows[1:3]
+    assert tree["siblings"] > 0 == chain["siblings"]
+    assert tree["identical_outputs"] == tree["prompts"] == 4
+    assert tree["tokens_per_target_call"]["mean"] > chain["tokens_per_target_call"]["mean"]
+    dear = {**costs, "verify_overhead": {"1": 0.5, "2": 1.0, "3": 1.5}}
+    assert "tree 3" not in plan.decoders(dear, 1)
+
+
+def test_k_by_batch_races_where_the_cost_model_lets_it_draft(samples: Samples) -> None:
+    plan = Evaluation(llama(0), [7], DraftModel(llama(9)), samples, CONFIG, ServingConfig(), seed=0)
+    best = [
+        {"batch_size": 1, "num_speculative_tokens": 3, "speculate": True},
+        {"batch_size": 2, "num_speculative_tokens": 3, "speculate": False},
+    ]
+    schedule = schedule_of(best)
+    assert schedule is not None and schedule_of(best[1:]) is None
+    rows = plan.decode("seen", 2, plan.costs(), lambda: None, schedule)["rows"]
+    (row,) = [row for row in rows if row["drafter"] == "scheduled"]
+    assert row["bugs"] == 0 and row["num_speculative_tokens"] == 3
+    assert row["rounds_by_proposed"][0] > 0  # rounds that two rows shared
+
+
 def test_other_batch_sizes_are_measured_on_the_headline_split(samples: Samples, tmp_path: Path) -> None:
     config = EvaluateConfig(prompts=3, num_speculative_tokens=[2], max_new_tokens=6, batch_sizes=[1, 2])
     plan = Evaluation(llama(0), [7], DraftModel(llama(9)), samples, config, ServingConfig(), seed=0)
@@ -198,5 +232,7 @@ def test_other_batch_sizes_are_measured_on_the_headline_split(samples: Samples, 
     assert plan.batches() == len(heard) == 3 + 3 + 2  # 1 is the serving batch size: measured already
     assert {(row["split"], row["batch_size"]) for row in result["batches"]} == {("seen", 2)}
     assert all(row["bugs"] == 0 for row in result["batches"])
+    scheduled = [row for row in result["batches"] if row["drafter"] == "scheduled"]
+    assert bool(scheduled) == (schedule_of(result["cost_model"]["best"]) is not None)
     assert {costs["batch_size"] for costs in result["cost_model"]["costs"]} == {1, 2, 4, 16}
     assert {row["by"] for row in result["acceptance_curves"]} == {"block", "answer", "entropy"}

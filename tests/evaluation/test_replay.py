@@ -16,14 +16,20 @@ from evaluation.replay import compare, excess, replay
     ],
 )
 def test_rounds_follow_from_the_matches(matches: str, count: int, rounds: list[int]) -> None:
-    assert replay(matches, count) == rounds
+    assert replay([matches], count) == rounds
+
+
+def test_each_draft_of_a_round_has_its_own_matches() -> None:
+    assert replay(["0111111", "0000000"], 3) == [1, 1]  # 1 +2 | 3 +4 | the last left out
+    assert replay(["0000000", "1111111"], 3) == [0] * 5
+    assert replay(["0111111", "0111111"], 3) == replay(["0111111"], 3)
 
 
 def test_the_first_token_comes_from_the_prefill() -> None:
-    assert replay("00110", 2) == replay("10110", 2)
+    assert replay(["00110"], 2) == replay(["10110"], 2)
 
 
-TOLD = {str(i): {"tokens": [1, 2, 3, 4, 5, 6, 7], "matches": "1101100"} for i in range(20)}
+TOLD = {str(i): {"tokens": [1, 2, 3, 4, 5, 6, 7], "matches": ["1101100"]} for i in range(20)}
 
 
 def outputs(first: int, count: int = 20) -> dict:

@@ -7,12 +7,16 @@ from evaluation.decoder.engine import Decoder, Output, Request, States
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 from evaluation.speed import (
+    CHAIN_FROM,
+    RAREST_SIBLING,
     Timing,
     drafting,
     latencies,
     measure_costs,
     predict_speedup,
     race,
+    sibling_cost,
+    sibling_threshold,
     speedup,
     stop_threshold,
 )
@@ -67,6 +71,8 @@ def test_the_prediction_follows_the_cost_model() -> None:
     mixed = [1, 0, 1, 0, 2]  # a round without drafts costs one target step
     cost = (1 + (1 + 0.2 + 0.1 + 0.2) + 2 * (1 + 0.2 + 0.3 + 0.5)) / 4
     assert predict_speedup(3.0, costs, mixed) == pytest.approx(3 / cost)
+    beside = 6 * 0.4 / 3 / 4  # a column costs most, on average, where the forward is 3 wide
+    assert predict_speedup(3.0, costs, mixed, siblings=6) == pytest.approx(3 / (cost + beside))
 
 
 def test_drafting_on_pays_less_the_dearer_a_draft_is() -> None:
@@ -74,6 +80,16 @@ def test_drafting_on_pays_less_the_dearer_a_draft_is() -> None:
     dear = {"cost_ratio": 0.2, "verify_overhead": {"1": 0.1, "4": 0.4}}
     assert stop_threshold(cheap) == pytest.approx(1.5 * (0.05 + 0.05))
     assert stop_threshold(cheap) < stop_threshold(dear) < 1
+
+
+def test_a_sibling_needs_no_draft_step_and_a_dear_column_leaves_a_chain() -> None:
+    costs = {"cost_ratio": 0.2, "verify_overhead": {"1": 0.05, "2": 0.2, "4": 0.3}}
+    assert sibling_cost(costs) == pytest.approx(0.1)
+    assert sibling_threshold(costs) == pytest.approx(0.15)
+    assert sibling_threshold(costs) < stop_threshold(costs)
+    free = {"cost_ratio": 0.2, "verify_overhead": {"1": 0.0, "2": -0.01}}
+    assert sibling_threshold(free) == RAREST_SIBLING
+    assert sibling_threshold({**costs, "verify_overhead": {"4": 2.0}}) > CHAIN_FROM
 
 
 def test_a_race_times_the_same_work_for_everyone() -> None:

@@ -228,7 +228,7 @@ def test_a_drafter_reads_what_it_missed_while_it_was_paused() -> None:
         def drafts(self) -> bool:
             return self.rounds % 9 in (0, 5, 6)
 
-        def record(self, width: int, emitted: float) -> None:
+        def record(self, steps: int, siblings: int, emitted: float) -> None:
             self.rounds += 1
 
     guard = Stubborn(COSTS)

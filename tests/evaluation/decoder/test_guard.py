@@ -16,7 +16,7 @@ def spent(guard: Guard, emitted: float, rounds: int) -> tuple[float, int]:
         tokens = emitted if width else 1.0
         lost += COSTS[width] - tokens
         drafting += width > 0
-        guard.record(width, tokens)
+        guard.record(width, 0, tokens)
     return lost, drafting
 
 
@@ -51,7 +51,7 @@ def test_a_drafter_that_gets_good_is_taken_back_and_one_that_turns_bad_is_caught
 def test_rounds_without_drafts_neither_earn_nor_lose() -> None:
     guard = Guard(COSTS)
     for _ in range(100):
-        guard.record(0, 1.0)
+        guard.record(0, 0, 1.0)
     assert guard.drafts and guard.balance == DEBT
 
 

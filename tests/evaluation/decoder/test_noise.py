@@ -71,5 +71,7 @@ def test_shared_draws_belong_to_positions_and_others_to_rounds() -> None:
 
     # The token at place 12: drafted second after 10, first after 11, and chosen by the target itself.
     assert draws(10, True).draft(probs, 1) == draws(11, True).draft(probs, 0)
-    assert draws(10, True).race(probs[:, None].expand(1, 3, 64))[0, 1] == draws(11, True).draft(probs, 0)
+    ahead = torch.tensor([[1, 2, 3]])
+    chosen = draws(10, True).race(probs[:, None].expand(1, 3, 64), ahead)
+    assert chosen[0, 1] == draws(11, True).draft(probs, 0)
     assert draws(10, False).draft(probs, 1) != draws(11, False).draft(probs, 0)
