@@ -276,8 +276,8 @@ def _show(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    from distill.tracking import tracking_uri
     from evaluation.selection import candidates, rank, render, to_json
+    from evaluation.store import tracking_uri
 
     groups = rank(candidates(tracking_uri(runs_folder())))
     if options.html:

@@ -179,7 +179,7 @@ class Run:
     @cached_property
     def stages(self) -> dict[str, Stage]:
         """Every stage with its key, from the recipe and from digests of what it reads; loads no model."""
-        from distill.tracking import tracking_uri
+        from evaluation.store import tracking_uri
 
         recipe, root = self.recipe, self.runs_dir / self.recipe.name
         part = recipe.resolved()
@@ -233,7 +233,7 @@ class Run:
 
     def candidate(self, reference: str) -> Path:
         """The folder of a candidate registered in MLflow."""
-        from distill.tracking import resolve_candidate
+        from distill.candidates import resolve_candidate
 
         return resolve_candidate(reference, self.runs_dir)
 
@@ -261,7 +261,7 @@ class Run:
         return "target" if folder is None else self._digest(self.recipe.draft.init.from_, folder)
 
     def _digest(self, model: str | None, folder: Path) -> str:
-        from distill.tracking import drafter_digest
+        from distill.candidates import drafter_digest
 
         candidate = model is not None and model_form(model) == "candidate"
         return drafter_digest(folder) if candidate else model_digest(folder)

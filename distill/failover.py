@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.selection import open_client
+from evaluation.store import open_client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -28,7 +28,7 @@ from distill.progress import Progress
 from distill.recipe import Recipe
 from distill.stages import Outcome, Say, recipe_lock, run_stage
 from distill.system_metrics import system_metrics
-from distill.tracking import tracking_uri
+from evaluation.store import tracking_uri
 
 if TYPE_CHECKING:
     from distill.processes import Processes
@@ -284,11 +284,11 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
 
 def select(run: Run, folder: Path, tracker: "Tracker") -> None:
     """Register the drafter with its measures, and make it champion where it measured faster."""
-    from distill.tracking import tracking_uri
     from evaluation.measures import candidate_metrics, candidate_params
     from evaluation.report import comparison_page
     from evaluation.selection import Decision, candidates, rank
     from evaluation.selection import select as choose
+    from evaluation.store import tracking_uri
 
     recipe = run.recipe
     measured = run.stages["evaluate"].directory

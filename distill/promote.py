@@ -41,9 +41,11 @@ def promote(reference: str, runs_dir: Path, say: Say) -> Promotion:
 
     Raises `UserError` where there is no such finished candidate, or it is champion already.
     """
-    from distill.tracking import Tracker, model_id_of, tracking_uri
+    from distill.candidates import model_id_of
+    from distill.tracking import Tracker
     from evaluation.duel import judge
-    from evaluation.selection import CHAMPION, NO_CERTIFICATE, candidates, newest, open_client
+    from evaluation.selection import CHAMPION, NO_CERTIFICATE, candidates, newest
+    from evaluation.store import open_client, tracking_uri
 
     uri = tracking_uri(runs_dir)
     client = open_client(uri)
@@ -83,9 +85,9 @@ def promote(reference: str, runs_dir: Path, say: Say) -> Promotion:
 
 def measure(recipe: Recipe, contestants: dict[str, str], runs_dir: Path, say: Say) -> dict[str, Any]:
     """The duel of the candidates `contestants` (model ids by name) in the recipe's serving mode."""
+    from distill.candidates import resolve_candidate
     from distill.context import Run
     from distill.models import load_drafter
-    from distill.tracking import resolve_candidate
     from evaluation.decoder.engine import Request
     from evaluation.duel import duel
 

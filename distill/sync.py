@@ -24,8 +24,7 @@ def sync(runs_dir: Path, say: Say) -> dict[str, int]:
     from mlflow.exceptions import MlflowException
 
     from distill.redact import redact
-    from distill.tracking import tracking_uri
-    from evaluation.selection import open_client
+    from evaluation.store import open_client, tracking_uri
 
     sent = {"runs": 0, "candidates": 0}
     if not (runs_dir / FOLDER / "mlflow.db").exists():

@@ -323,8 +323,7 @@ class Chaos:
 
 def registry_faults(runs: Path, stage: str) -> list[str]:
     """What MLflow holds that it should not: phantom candidates, runs that nobody is at."""
-    from distill.tracking import tracking_uri
-    from evaluation.selection import open_client
+    from evaluation.store import open_client, tracking_uri
 
     client = open_client(tracking_uri(runs))
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]

@@ -15,13 +15,13 @@ from typing import Any
 
 from data.errors import UserError
 from data.files import write_json
+from distill.candidates import resolve_candidate
 from distill.context import Run
 from distill.export import FORMATS_OF_KIND, Format
 from distill.export.record import candidate_record
 from distill.recipe import Recipe
 from distill.resolve import gguf_file
 from distill.stages import Say
-from distill.tracking import resolve_candidate
 
 PROMPTS, TRANSFORMERS_PROMPTS, NEW_TOKENS = 10, 3, 48
 """A proof in llama.cpp and one in transformers ask this many test prompts, of known templates first, for at

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
-from distill.tracking import tracking_uri
-from evaluation.selection import open_client
+from evaluation.store import open_client, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -42,9 +42,9 @@ def test_each_kind_is_trained_measured_registered_and_exported(
     kind: str, results: dict[str, Result], runs: Path
 ) -> None:
     from distill.models import load_drafter
-    from distill.tracking import tracking_uri
     from evaluation.decoder.kinds import kind_of
     from evaluation.selection import candidates
+    from evaluation.store import tracking_uri
 
     result = results[kind]
     evaluation = result.read("evaluate", "evaluation.json")

@@ -166,8 +166,9 @@ def straight(runs: Path, recipe: Recipe) -> Result:
 def test_everything_is_measured_registered_and_exported(straight: Result, runs: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from distill.tracking import resolve_candidate, tracking_uri
+    from distill.candidates import resolve_candidate
     from evaluation.selection import candidates
+    from evaluation.store import tracking_uri
 
     assert list(straight.outcomes) == list(NEEDS["run"])
     evaluation, selection = (
@@ -201,7 +202,7 @@ def test_promotion_measures_both_and_moves_only_the_faster(
     straight: Result, runs: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distill.promote import promote
-    from distill.tracking import open_client, tracking_uri
+    from evaluation.store import open_client, tracking_uri
 
     with pytest.raises(UserError, match="champion already"):
         promote("models:/smoke@champion", runs, quiet)

@@ -13,7 +13,8 @@ from distill import tracking
 from distill.failover import FOLDER, FailoverClient, unreachable, unsent_store
 from distill.sync import sync
 from distill.tracking import Tracker
-from evaluation.selection import candidates, open_client
+from evaluation.selection import candidates
+from evaluation.store import open_client
 
 GONE = MlflowException("API request to http://server failed with exception Connection refused")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from distill.system_metrics import system_metrics
-from evaluation.selection import open_client
+from evaluation.store import open_client
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate"])

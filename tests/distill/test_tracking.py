@@ -10,16 +10,10 @@ import mlflow
 import pytest
 
 from data.errors import UserError
+from distill.candidates import drafter_digest, resolve_candidate
 from distill.redact import MAX_VALUE, flatten, redact, safe_name
-from distill.tracking import (
-    Candidate,
-    Tracker,
-    drafter_digest,
-    end_killed,
-    resolve_candidate,
-    tracking_uri,
-)
-from evaluation.selection import open_client
+from distill.tracking import Candidate, Tracker, end_killed
+from evaluation.store import open_client, tracking_uri
 
 RECIPE = {
     "target": {"model": "org/target"},

@@ -14,16 +14,8 @@ import pytest
 from rich.console import Console
 
 from evaluation.measures import candidate_metrics, candidate_params, headline_acceptance
-from evaluation.selection import (
-    CandidateRow,
-    candidates,
-    newest,
-    open_client,
-    rank,
-    render,
-    select,
-    to_json,
-)
+from evaluation.selection import CandidateRow, candidates, newest, rank, render, select, to_json
+from evaluation.store import open_client
 
 
 def row(loss: str, speedup: float | None, **changes: Any) -> CandidateRow:

@@ -1,0 +1,57 @@
+"""The MLflow store that a runs directory belongs to, and a client for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data.files import commit_file
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+def tracking_uri(runs_dir: Path) -> str:
+    """MLFLOW_TRACKING_URI where it is set, else the SQLite file under `runs_dir`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs_dir).resolve() / 'mlflow.db'}"
+
+
+def open_client(tracking_uri: str) -> MlflowClient:
+    """A client bound to `tracking_uri`, registry included, that leaves MLflow's global state alone.
+
+    MLflow's usage reports to its makers are turned off unless the environment says otherwise, and so are its
+    progress bars, its links to a server's pages and the log of a new database's migrations.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault(
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3"
+    )  # the default waits minutes for a dead server
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # seconds; 120 by default
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for --json
+    from mlflow import MlflowClient
+
+    for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if tracking_uri.startswith("sqlite:///"):
+        _make_store(Path(tracking_uri.removeprefix("sqlite:///")))
+    return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+
+
+def _make_store(path: Path) -> None:
+    """Make a new database whole or not at all: MLflow's migrations cannot be resumed where a process
+    was killed between them.
+    """
+    if path.exists() or not path.parent.is_dir():
+        return
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as scratch:
+        made = Path(scratch) / path.name
+        store = SqlAlchemyStore(f"sqlite:///{made}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+        store._dispose_engine()  # what its journal holds comes into the file
+        commit_file(made, path)
