@@ -3,8 +3,9 @@ PYTHON ?= python3
 RECIPE ?= smollm2-135m
 ARGS   ?=
 CANDIDATE ?=
+MINUTES ?= 30
 ACCELERATE ?= single
-export RECIPE CANDIDATE ACCELERATE # commands read them as "$$RECIPE", so whatever they hold stays one argument
+export RECIPE CANDIDATE MINUTES ACCELERATE # commands read them as "$$RECIPE", so whatever they hold stays one argument
 
 BIN   := .venv/bin
 STAMP := .venv/.installed
@@ -12,7 +13,7 @@ TOP   := $(BIN)/distill
 SHARED = $(if $(filter-out single,$(ACCELERATE)),--accelerate "$$ACCELERATE" )
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench benchtraining smoke test lint format
+.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench benchtraining smoke test chaos soak audit lint format
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
@@ -72,6 +73,20 @@ smoke: $(STAMP) ## Run every stage on tiny random models, in under a minute
 SHARED_OUT := -n logical --maxprocesses 4 --dist loadfile
 test: $(STAMP) ## Run the tests (CPU, offline, minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not gpu" $(SHARED_OUT) $(ARGS)
+
+chaos: $(STAMP) ## Kill the pipeline wherever it writes, and see that nothing is lost (ARGS="--faults 120")
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(STAMP) ## Run the smoke recipe over and over: do memory, open files or disk grow? (MINUTES=30)
+	$(BIN)/python -m tests.soak --minutes "$$MINUTES" $(ARGS)
+
+# Both tools in an environment of their own, so that what they need is not what they check.
+audit: $(STAMP) ## Look the installed packages up in the lists of known weaknesses, and list their licences (network)
+	test -x .venv/.audit/bin/pip-audit || { $(BIN)/python -m venv .venv/.audit && \
+	    .venv/.audit/bin/python -m pip install --quiet pip-audit pip-licenses; }
+	.venv/.audit/bin/pip-licenses --python $(BIN)/python --order license
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > .venv/.audit/packages.txt
+	.venv/.audit/bin/pip-audit --strict --no-deps --disable-pip -r .venv/.audit/packages.txt
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from typing import Any
 from data.engines import Completion, Failure, FailureStreak, SampleRequest
 from data.errors import UserError
 from data.files import write_atomic
+from data.json_lines import read_json_lines
 from data.openai_api import AnswerReader, EndpointConfig, request_body
 
 MAX_REQUESTS = 50_000
@@ -44,8 +45,8 @@ class BatchFileEngine:
     def _read_round(self, asked: Path, answers: Path) -> None:
         if not answers.exists():
             raise UserError(_to_do(asked, answers))
-        ids = [row["custom_id"] for _, row in _rows(asked)]
-        given = {row.get("custom_id"): row for _, row in _rows(answers)}
+        ids = [row["custom_id"] for _, row in read_json_lines(asked, "batch file")]
+        given = {str(row.get("custom_id")): row for _, row in read_json_lines(answers, "batch file")}
         if not given.keys() & set(ids):
             raise UserError(f"{answers} answers none of the requests in {asked}: is it another batch's?")
         self.answers |= {custom_id: given.get(custom_id) for custom_id in ids}
@@ -106,29 +107,18 @@ class BatchFileEngine:
         line = self.answers.get(request.id)
         if line is None:
             return Failure("the batch holds no answer")
-        response = line.get("response") or {}
+        response = line.get("response")
+        if not isinstance(response, dict):
+            response = {}
         if line.get("error") or response.get("status_code", 200) != 200:
             return Failure(f"the batch says {json.dumps(line.get('error') or response.get('body'))[:200]}")
         return self.reader.read(response.get("body"), request, max_new_tokens, asked=self.config)
 
     def _length(self, line: Any) -> int:
-        body = ((line or {}).get("response") or {}).get("body") or {}
-        return int((body.get("usage") or {}).get("completion_tokens") or 0)
-
-
-def _rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if not line.strip():
-            continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number}: a line must be a JSON object")
-        rows.append((number, row))
-    return rows
+            return int(line["response"]["body"]["usage"]["completion_tokens"])
+        except (KeyError, TypeError, ValueError):  # no answer, or one that says nothing of the kind
+            return 0
 
 
 def _to_do(asked: Path, answers: Path) -> str:

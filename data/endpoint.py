@@ -26,6 +26,7 @@ ATTEMPTS = 8
 """At the waits below a server may be away for half a minute, mostly for longer."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds
 REACH_SECONDS = 10.0
+MOST_BYTES = 64 << 20  # of an answer: a million tokens with their probabilities
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 _PASSING = {408, 409, 425, 429}  # and everything from 500 on
@@ -129,12 +130,15 @@ class EndpointEngine:
         _authorize(request)
         try:
             with urllib.request.urlopen(request, timeout=self.config.timeout_seconds) as reply:
-                return json.load(reply)
+                raw = reply.read(MOST_BYTES + 1)
+                if len(raw) > MOST_BYTES:
+                    raise _Rejected(f"the answer is longer than {MOST_BYTES >> 20} MiB")
+                return json.loads(raw)
         except urllib.error.HTTPError as error:
             self._raise_for(error)
         except (OSError, http.client.HTTPException) as error:
             raise _Passing(f"no answer from {self.url}: {_reason(error)}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _Passing("the answer is not JSON") from error
 
     def _raise_for(self, error: urllib.error.HTTPError) -> NoReturn:

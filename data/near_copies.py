@@ -23,6 +23,7 @@ THRESHOLD = 0.8
 SHINGLE = 5
 FORM_SHARE, FORM_AT_LEAST = 0.1, 20
 """Form is what more than this share of the texts have, and more than so many of them."""
+_BLOCK = 1 << 16
 _BANDS, _ROWS = 16, 4  # a pair of similarity s shares a band with probability 1 - (1 - s**4)**16
 
 
@@ -84,8 +85,9 @@ def _bands(content: np.ndarray) -> list[tuple[int, bytes]]:
     import numpy as np
 
     factors = np.array([_odd(str(k)) for k in range(_BANDS * _ROWS)], dtype=np.uint64)
-    least = ((content[:, None] * factors) >> np.uint64(32)).min(axis=0).reshape(_BANDS, _ROWS)
-    return [(band, row.tobytes()) for band, row in enumerate(least)]
+    parts = np.split(content, range(_BLOCK, len(content), _BLOCK))  # a long text must not cost gigabytes
+    least = np.min([((part[:, None] * factors) >> np.uint64(32)).min(axis=0) for part in parts], axis=0)
+    return [(band, row.tobytes()) for band, row in enumerate(least.reshape(_BANDS, _ROWS))]
 
 
 def _odd(name: str) -> int:

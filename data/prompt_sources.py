@@ -2,7 +2,6 @@
 kind of record.
 """
 
-import json
 import logging
 import re
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 from data import prompt_sets
 from data.errors import UserError
 from data.files import canonical_hash
+from data.json_lines import read_json_lines
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +81,9 @@ def parse_source(text: str) -> ParsedSource:
     )
 
 
-def _builtin_names() -> list[str]:
-    return [*prompt_sets.GROUPS, *dict.fromkeys(template.task for template in prompt_sets.TEMPLATES)]
+@cache
+def _builtin_names() -> tuple[str, ...]:
+    return (*prompt_sets.GROUPS, *dict.fromkeys(template.task for template in prompt_sets.TEMPLATES))
 
 
 def read_source(text: str) -> list[Prompt]:
@@ -112,29 +113,6 @@ def _builtin_texts(template: prompt_sets.Template) -> tuple[str, ...]:
     return tuple(prompt_sets.fills(template, _HELD_OUT_FILLS if template.held_out else _FILLS))
 
 
-def _read_jsonl(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, each with the `path:line` to name in messages."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"prompt file {path} cannot be read ({error}): give the path of a UTF-8 JSONL file"
-        ) from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: not JSON ({error.msg}): every line must be one JSON object") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: a line must be a JSON object, not {type(row).__name__}")
-        rows.append((where, row))
-    return rows
-
-
 def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The rows of a Parquet file without their empty cells, each with the place to name in messages."""
     import pyarrow as arrow
@@ -155,7 +133,8 @@ def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
 def _read_file(source: str, parsed: ParsedSource) -> list[Prompt]:
     prompts = []
     path = Path(parsed.place).expanduser()
-    for where, row in _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path):
+    rows = _read_parquet(path) if path.suffix == ".parquet" else read_json_lines(path, "prompt file")
+    for where, row in rows:
         if ("prompt" in row) == ("messages" in row):
             raise UserError(
                 f'{where}: give either "prompt" (a text) or "messages" (a list of role and content)'
@@ -180,7 +159,7 @@ def _read_log(source: str, parsed: ParsedSource) -> list[Prompt]:
     that cannot be asked again (images, tool calls, no question) are left out and counted.
     """
     prompts, unusable = [], 0
-    for where, row in _read_jsonl(Path(parsed.place).expanduser()):
+    for where, row in read_json_lines(Path(parsed.place).expanduser(), "prompt file"):
         body = row.get("body", row)
         try:
             asked = body.get("messages", body.get("prompt")) if isinstance(body, dict) else None
@@ -233,13 +212,24 @@ def _messages(value: Any, where: str) -> Messages:
         role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
         if role not in _ROLES or not isinstance(content, str) or not content.strip():
             raise UserError(f'{where}: a message needs a "role" of {", ".join(_ROLES)} and a "content" text')
+        if not _is_text(content):
+            raise UserError(f"{where}: a message holds half of a character (a lone surrogate): take it out")
         messages.append((role, content))
     return tuple(messages)
 
 
+def _is_text(content: str) -> bool:
+    """JSON can spell halves of characters, which no tokenizer reads."""
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _read_specbench(source: str, parsed: ParsedSource) -> list[Prompt]:
     prompts = []
-    for where, row in _read_jsonl(Path(parsed.place).expanduser()):
+    for where, row in read_json_lines(Path(parsed.place).expanduser(), "prompt file"):
         turns, category = row.get("turns"), row.get("category")
         if not isinstance(turns, list) or not turns or not isinstance(category, str):
             raise UserError(f'{where}: a Spec-Bench question needs "category" and a list "turns"')

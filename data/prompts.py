@@ -40,6 +40,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+MAX_CHARACTERS = 1_000_000
+"""Of a prompt from outside. A longer one is a file that landed in a line, and would cost minutes to read."""
+
 # Held-out prompts that come along with a source even if its `count` is tiny.
 _HELD_OUT_AT_LEAST = 4
 
@@ -102,7 +105,8 @@ def load_prompts(
     """
     loaded = []
     for source in sources:
-        prompts = _without_near_copies(_split(read_source(source.source), splits), source.source)
+        read = _without_giants(read_source(source.source), source.source)
+        prompts = _without_near_copies(_split(read, splits), source.source)
         if tokenizer is not None and parse_source(source.source).kind != "builtin":
             prompts = _neutralised(tokenizer, prompts, source.source)
         if not prompts:
@@ -136,6 +140,16 @@ def _split_of(messages: Messages, splits: Splits) -> str:
     if place < splits.test:
         return "test"
     return "select" if place < splits.test + splits.select else "train"
+
+
+def _without_giants(prompts: list[Prompt], source: str) -> list[Prompt]:
+    kept = [p for p in prompts if sum(len(content) for _, content in p.messages) <= MAX_CHARACTERS]
+    if len(kept) < len(prompts):
+        gone = f"{len(prompts) - len(kept)} of {len(prompts)} prompts"
+        if not kept:
+            raise UserError(f"{source}: {gone} are longer than {MAX_CHARACTERS:,} characters: shorten them")
+        _log.warning("%s: %s are longer than %d characters and are left out", source, gone, MAX_CHARACTERS)
+    return kept
 
 
 def _without_duplicates(prompts: list[Prompt]) -> list[Prompt]:
@@ -269,16 +283,15 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
         )
     if not tokenizer.chat_template:
         return list(tokenizer(prompt.messages[-1][1])["input_ids"])
-    from jinja2 import TemplateError
-
     messages = [{"role": role, "content": content} for role, content in prompt.messages]
     try:
         # Llama's templates print today's date unless they are given one: a prompt must not change overnight.
         ids = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False, date_string="26 Jul 2024"
         )
-    except TemplateError as error:
+    except Exception as error:  # a template is a program from outside: whatever it does wrong is its own
         raise UserError(
-            f"the chat template refuses prompt {prompt.id} of {prompt.source}: {error}"
+            f"the chat template refuses prompt {prompt.id} of {prompt.source} "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): mend one of the two"
         ) from error
     return list(ids)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from data.errors import UserError
-from data.files import commit_file
-from data.signals import Signals, TopK, check_signals, concatenate, read_signals, rows, write_signals
+from data.files import commit_file, sha256_file
+from data.signals import Signals, TopK, concatenate, read_signals, rows, write_signals
 
 if TYPE_CHECKING:
     import torch
+
+
+_SIGNALS_DIGEST = b"signals_sha256"  # in the Parquet file's metadata
 
 
 @dataclass
@@ -81,8 +84,8 @@ class Samples(Sequence[SampleRecord]):
         locations: Sequence[tuple[Signals | TopK, int]] | None,
         unchecked: dict[int, Path] | None = None,
     ) -> None:
-        """`locations[i]`: the shard's signals and the first row of record i in them. `unchecked`: the files
-        whose checksum was not compared yet, by the identity of their signals."""
+        """`locations[i]`: the shard's signals and the first row of record i in them. `unchecked`: the shards
+        whose signals were not compared with their checksum yet, by the identity of those signals."""
         self.records = records
         self.locations = locations
         self.unchecked = {} if unchecked is None else unchecked
@@ -126,7 +129,9 @@ class Samples(Sequence[SampleRecord]):
         assert self.locations is not None, "these samples carry no signals"
         shard, first = self.locations[index]
         if id(shard) in self.unchecked:
-            check_signals(self.unchecked.pop(id(shard)))
+            path = self.unchecked.pop(id(shard))
+            if fault := _signals_fault(path):
+                raise UserError(f"{path.with_name(fault)}: delete it and its shard, and sample again.")
         return rows(shard, slice(first, first + self.records[index].completion_tokens))
 
     def where(
@@ -140,8 +145,12 @@ class Samples(Sequence[SampleRecord]):
             and (temperature is None or record.temperature == temperature)
             and (seen_template is None or record.seen_template == seen_template)
         ]
-        locations = None if self.locations is None else [self.locations[i] for i in kept]
-        return Samples([self.records[i] for i in kept], locations, self.unchecked)
+        return self.pick(kept)
+
+    def pick(self, indices: Sequence[int]) -> Samples:
+        """The samples at `indices`, in that order."""
+        locations = None if self.locations is None else [self.locations[i] for i in indices]
+        return Samples([self.records[i] for i in indices], locations, self.unchecked)
 
 
 def shard_path(directory: Path, index: int) -> Path:
@@ -157,18 +166,47 @@ def write_shard(
     """Write a shard's records, and first their signals: the Parquet file's presence says that the shard is
     whole.
     """
-    from datasets import Dataset
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
 
     path = shard_path(directory, index)
+    about = {}
     if signals is not None:
         write_signals(signals_path(path), signals)
+        about[_SIGNALS_DIGEST] = sha256_file(signals_path(path)).encode()
     temporary = path.with_suffix(".tmp")
     rows = [asdict(record) for record in records]
     if not any(record.reencoded for record in records):  # the column is the mark: absent where all is exact
         for row in rows:
             del row["reencoded"]
-    Dataset.from_list(rows).to_parquet(temporary)
+    table = arrow.Table.from_pylist(rows).replace_schema_metadata(about)
+    parquet.write_table(table, temporary, write_page_checksum=True)
     commit_file(temporary, path)
+
+
+def shard_fault(path: Path) -> str:
+    """What is wrong with the shard at `path`, by its checksums and that of its signals; empty where nothing
+    is.
+    """
+    try:
+        read_records(path)
+    except UserError as error:
+        return str(error)
+    return _signals_fault(path)
+
+
+def _signals_fault(path: Path) -> str:
+    import pyarrow.parquet as parquet
+
+    expected = (parquet.read_schema(path).metadata or {}).get(_SIGNALS_DIGEST)
+    signals = signals_path(path)
+    if expected is None:  # without signals, or of before there were digests
+        return ""
+    if not signals.exists():
+        return f"{signals.name} is missing"
+    if sha256_file(signals).encode() != expected:
+        return f"{signals.name} has changed since it was written"
+    return ""
 
 
 def signals_path(shard: Path) -> Path:
@@ -180,7 +218,8 @@ def read_records(path: Path) -> list[SampleRecord]:
     import pyarrow.parquet as parquet
 
     try:
-        return [SampleRecord(**row) for row in parquet.read_table(path).to_pylist()]
+        table = parquet.read_table(path, page_checksum_verification=True)
+        return [SampleRecord(**row) for row in table.to_pylist()]
     except (OSError, TypeError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); delete it and sample again.") from error
 
@@ -195,7 +234,7 @@ def open_samples(directory: Path) -> Samples:
         records += shard
         if signals_path(path).exists():
             signals, first = read_signals(signals_path(path)), 0
-            unchecked[id(signals)] = signals_path(path)
+            unchecked[id(signals)] = path
             for record in shard:
                 locations.append((signals, first))
                 first += record.completion_tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ from data.errors import UserError
 from data.files import write_json
 from data.openai_api import EndpointConfig
 from data.prompts import Prompt
-from data.records import SampleRecord, read_records, shard_path, signals_path, write_shard
+from data.records import SampleRecord, read_records, shard_fault, shard_path, signals_path, write_shard
 from data.sample_summary import quarantine_path, summarise, write_quarantine
 from data.vllm_engine import VllmConfig
+
+_log = logging.getLogger(__name__)
 
 BATCHES_PER_SHARD = 4  # finished rows are refilled inside a shard; an interruption loses at most one
 SUMMARY = "samples.json"
@@ -41,11 +44,11 @@ class SampleConfig(BaseModel):
     `batch` hands requests over in a file and takes the answers from another."""
     temperature: list[float] = Field(default=[0.0, 1.0], min_length=1)
     """Prompts take turns, so a repeated entry gets a larger share; test prompts are sampled at each."""
-    samples_per_prompt: int = Field(default=1, ge=1)
-    max_new_tokens: int = Field(ge=1)
-    tokens: int = Field(ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1, le=1000)
+    max_new_tokens: int = Field(ge=1, le=1_000_000)
+    tokens: int = Field(ge=1, le=10**12)
     """Budget of completion tokens of the training split."""
-    batch_size: int = Field(default=48, ge=1)
+    batch_size: int = Field(default=48, ge=1, le=100_000)
     endpoint: EndpointConfig | None = None
     """Who serves the target; for the engines `openai` and `batch`."""
     vllm: VllmConfig | None = None
@@ -164,6 +167,7 @@ def run(
     the new tokens of the training split. Raises UserError when the training prompts end far below the budget.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    drop_damaged_shards(directory)
     total = 0
     for index, shard in enumerate(plan(prompts, config, held_out=held_out, seed=seed)):
         path = shard_path(directory, index)
@@ -209,7 +213,7 @@ def run_share(
     """One process's part of a sampling that `shares` processes do together: every `shares`-th shard of the
     one plan, from number `share` on, until the shards without a gap reach the budget. `run` then counts them
     all and takes away what was sampled ahead: the outcome is byte for byte that of one process with as many
-    threads as each of these has.
+    threads as each of these has. Shards that are there have to be whole (`drop_damaged_shards`).
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokens: list[int] = []  # of the training split, by shard, as far as there is no gap
@@ -242,6 +246,15 @@ def run_share(
                 sample_shard(shards[index], engine, config, directory, index, heard if training else _unheard)
 
 
+def drop_damaged_shards(directory: Path) -> None:
+    """Delete the shards that are not as they were written, to be sampled again."""
+    for shard in sorted(directory.glob("samples-*.parquet")):
+        if fault := shard_fault(shard):
+            index = int(shard.stem.rpartition("-")[2])
+            _log.warning("shard %d is damaged (%s), so it is sampled again", index, fault)
+            shard.unlink()
+
+
 def drop_shards_after(directory: Path, last: int) -> None:
     """Delete the shards past number `last`: a process may have sampled ahead of the end."""
     index = last + 1
@@ -259,7 +272,7 @@ def adopt_shard(directory: Path, index: int, elsewhere: Sequence[Path]) -> None:
     """Link shard `index` of another sampling into `directory`, where one of `elsewhere` has it."""
     for folder in elsewhere:
         shard = shard_path(folder, index)
-        if shard.exists():
+        if shard.exists() and not shard_fault(shard):
             # The shard is whole once its records are there.
             for path in (quarantine_path(shard), signals_path(shard), shard):
                 if path.exists():

@@ -6,20 +6,16 @@ one product with those rows of its head: training never runs the target again, a
 needs the full head. Where hidden states are too large to keep, the most likely ids with their probabilities,
 and the mass of all others together, take their place.
 
-A file's header holds a checksum of its contents, which is compared when its first row is used.
-
 Shapes: N completion tokens, H hidden size, K ids kept of each.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from data.errors import UserError
 from data.files import commit_file
 
 if TYPE_CHECKING:
@@ -91,7 +87,7 @@ def write_signals(path: Path, parts: Sequence[Kind]) -> None:
 
     tensors = {name: tensor.contiguous() for name, tensor in concatenate(parts).tensors().items()}
     temporary = path.with_suffix(".tmp")
-    save_file(tensors, temporary, metadata={"sha256": _digest(tensors)})
+    save_file(tensors, temporary)
     commit_file(temporary, path)
 
 
@@ -101,27 +97,3 @@ def read_signals(path: Path) -> Signals | TopK:
 
     tensors = load_file(path)
     return TopK(**tensors) if "ids" in tensors else Signals(**tensors)
-
-
-def check_signals(path: Path) -> None:
-    """Raise `UserError` where a shard's signals are not those that were written; reads all of the file."""
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    with safe_open(path, framework="pt") as file:
-        wanted = (file.metadata() or {}).get("sha256")  # files of earlier versions hold none
-    if wanted is not None and _digest(load_file(path)) != wanted:
-        raise UserError(
-            f"{path} has changed since it was written: delete it and its shard, and sample again."
-        )
-
-
-def _digest(tensors: dict[str, torch.Tensor]) -> str:
-    import torch
-
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        contents: Any = tensors[name].flatten().view(torch.uint8).numpy()
-        digest.update(contents)
-    return digest.hexdigest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
@@ -31,6 +33,20 @@ class Checks(TrainerCallback):
     ) -> None:
         if state.global_step in self.trainer.spec.check_steps:
             self.trainer.check()
+
+
+class Interrupts(TrainerCallback):
+    """Ends training with a checkpoint after the step in which a signal came; in all processes at once."""
+
+    def __init__(self, trainer: DistillTrainer, asked: Callable[[], bool]) -> None:
+        self.trainer, self.asked = trainer, asked
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        anywhere = torch.tensor(int(self.asked()), device=args.device)
+        if self.trainer.accelerator.gather(anywhere).any():
+            control.should_save = control.should_training_stop = True
 
 
 class Reporter(TrainerCallback):

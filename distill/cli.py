@@ -7,20 +7,21 @@ and 143 interrupted, run the same command to resume; 1 a fault of ours, with its
 """
 
 import argparse
-import contextlib
 import errno
-import json
-import os
-import signal
+import re
+import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from data.errors import UserError
+from distill import interrupts
+from distill.bench.cli import add_arguments as add_bench_arguments
 from distill.export import FORMATS
+from distill.json_output import json_output
+from distill.redact import redact
 from distill.stages import runs_folder
 
 if TYPE_CHECKING:
@@ -34,15 +35,12 @@ STAGE_COMMANDS = {
     "select": "register the drafter in MLflow and decide the champion (measured first where missing)",
     "export": "write the drafter in the form that servers load (trained and measured first where missing)",
 }
+_FREE = "free some and run the same command to resume"
 _OUTSIDE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM, with the exit code that shells expect."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
+_FULL = re.compile(r"No space left on device|os error 28|database or disk is full")
+_LITTLE_DISK = 1 << 20
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
-    with _signals(), _json_output(as_json) as emit:
+    with interrupts.handled(), json_output(as_json) as emit:
         try:
             options = _parser().parse_args(words)
             answer, code = options.command(options)
@@ -64,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except UserError as error:
             return _fail(str(error), 2, emit)
         except KeyboardInterrupt as error:
-            code = error.exit_code if isinstance(error, Interrupted) else 130
+            code = error.exit_code if isinstance(error, interrupts.Interrupted) else 130
             return _fail("interrupted; run the same command to resume", code, emit)
         except OSError as error:
             if error.errno not in _OUTSIDE_FAULTS:
@@ -72,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place = f" ({error.filename})" if error.filename else ""
             return _fail(f"{error.strerror}{place}: mend that and run the same command to resume", 2, emit)
         except Exception as error:
+            if disk_is_full(error, runs_folder()):
+                return _fail(f"the disk is full ({runs_folder()}): {_FREE}", 2, emit)
             return _fault(error, emit)
 
 
@@ -113,13 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
-    text = "measure our speed beside that of peers, or trained drafters of several kinds beside each other"
+    text = "measure our speed beside that of peers, or losses, shapes and kinds of drafters beside each other"
     bench = commands.add_parser("bench", allow_abbrev=False, help=text, description=text)
-    bench.add_argument("what", choices=["decoder", "training", "kinds"])
-    bench.add_argument(
-        "recipe", nargs="*", help="decoder: whose trained pair (smollm2-135m); kinds: those to compare"
-    )
-    bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_bench_arguments(bench)
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
     promote = commands.add_parser("promote", allow_abbrev=False, help=text, description=text)
@@ -303,104 +299,43 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    from distill.recipe import load_recipe
+    from distill.bench.cli import measure
 
-    if options.what == "training":
-        from distill.bench import training
-
-        if options.recipe:
-            raise UserError("bench training compares random models of set sizes: leave the recipe out")
-        answer = training.bench(_say)
-        if not options.json:
-            print(training.report(answer))
-        return answer, 0
-    if options.what == "kinds":
-        from distill.bench import kinds
-
-        if len(options.recipe) < 2:
-            raise UserError("bench kinds compares drafters: name two recipes or more, all of them trained")
-        answer = kinds.bench_kinds([load_recipe(name) for name in options.recipe], runs_folder(), say=_say)
-        if not options.json:
-            print(kinds.report(answer))
-        return answer, 0
-    from distill.bench.command import bench, report
-
-    if len(options.recipe) > 1:
-        raise UserError("bench decoder takes one recipe")
-    answer = bench(load_recipe((options.recipe or ["smollm2-135m"])[0]), runs_folder(), say=_say)
+    found, text = measure(options, _say)
     if not options.json:
-        print(report(answer))
-    return answer, 0
+        print(text)
+    return found, 0
+
+
+def disk_is_full(error: BaseException, folder: Path) -> bool:
+    """Did the work fail for want of disk? Libraries that write by themselves say so in words of their own, if
+    at all.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if (isinstance(cause, OSError) and cause.errno == errno.ENOSPC) or _FULL.search(str(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free < _LITTLE_DISK
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(redact(text), file=sys.stderr, flush=True)
 
 
 def _fail(message: str, code: int, emit: Callable[[dict[str, Any]], None]) -> int:
+    message = redact(message)
     print(message, file=sys.stderr, flush=True)
     emit({"error": message})
     return code
 
 
 def _fault(error: Exception, emit: Callable[[dict[str, Any]], None]) -> int:
-    traceback.print_exc()
-    emit({"error": f"{type(error).__name__}: {error}"})
+    print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
+    emit({"error": redact(f"{type(error).__name__}: {error}")})
     return 1
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """SIGINT and SIGTERM end the work in order, once; a second one ends the process at once."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
-        raise Interrupted(number)
-
-    before: dict[int, Any] = {}
-    try:
-        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
-            before[number] = signal.signal(number, interrupt)
-    except ValueError:  # not in the main thread: whoever runs us there minds the signals
-        before.clear()
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _json_output(as_json: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Give a function that prints the one JSON object; until then whatever else is printed, libraries and
-    child processes included, goes to stderr. Without --json the function prints nothing.
-    """
-    if not as_json:
-        yield lambda answer: None
-        return
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            answers: list[dict[str, Any]] = []
-            yield answers.append
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
-    sys.stdout.write("".join(json.dumps(_plain(answer), allow_nan=False) + "\n" for answer in answers[:1]))
-    sys.stdout.flush()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
 
 
 if __name__ == "__main__":

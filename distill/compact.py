@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from data.errors import UserError
 from data.files import write_json
+from distill.model_files import read_config, read_weights
 from distill.models import Target, empty_model, read_vocab
 
 if TYPE_CHECKING:
@@ -62,12 +63,10 @@ def read_compact(directory: Path, target: Target) -> DraftModel:
     Raises `UserError` where it was made for a target with other embeddings.
     """
     import torch
-    from safetensors.torch import load_file
-    from transformers import AutoConfig
 
     from evaluation.decoder.drafters import DraftModel
 
-    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    config = read_config(directory)
     embedding = target.model.get_input_embeddings().weight.detach()
     expected = torch.tensor(json.loads((directory / COMPACT).read_text())["embedding_probe"])
     same_shape = embedding.shape == (config.vocab_size, config.hidden_size)
@@ -76,7 +75,7 @@ def read_compact(directory: Path, target: Target) -> DraftModel:
             f"The drafter in {directory} has the embeddings of another target than {target.name}, "
             "so it cannot draft for this one: start from the target instead (draft.init.from: target)."
         )
-    tensors = load_file(directory / _WEIGHTS)
+    tensors = read_weights(directory / _WEIGHTS)
     vocab = read_vocab(tensors.pop("draft_vocab").tolist(), config.vocab_size, directory / _WEIGHTS)
     weights = {_EMBEDDING: embedding.float()}
     for name, value in tensors.items():

@@ -2,6 +2,7 @@
 key.
 """
 
+import platform
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,10 @@ from data.files import canonical_hash
 from data.prompt_sources import Prompt
 from data.prompts import encode_prompt, load_prompts, prompts_digest
 from distill.identity import machine, model_form
+from distill.model_files import check_ids, read_config, read_tokenizer
 from distill.models import load_target, read_eos_ids
 from distill.recipe import Recipe
+from distill.redact import redact
 from distill.resolve import model_digest, resolve_model
 from distill.stages import Say, Stage
 from evaluation.evaluate import EvaluateConfig
@@ -82,8 +85,21 @@ class Run:
         from distill.tracking import Tracker
 
         recipe = self.recipe
-        tracker = Tracker.start(recipe.resolved(), recipe.name, recipe.target.name, self.runs_dir)
+        tracker = Tracker.start(
+            recipe.resolved(), recipe.name, recipe.target.name, self.runs_dir, place=self.place
+        )
         return self.stack.enter_context(tracker)
+
+    @property
+    def place(self) -> str:
+        """This machine and runs folder, where one process at a time works on the recipe."""
+        return canonical_hash([platform.node(), str(self.runs_dir.resolve())])
+
+    def end_killed(self) -> None:
+        """Close in MLflow what the process before this one, which was killed, left open."""
+        from distill.tracking import end_killed
+
+        end_killed(self.runs_dir, self.recipe.name, self.recipe.target.name, self.place)
 
     @cached_property
     def device(self) -> str:
@@ -114,9 +130,7 @@ class Run:
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The target's tokenizer alone."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.target_folder, trust_remote_code=False)
+        return read_tokenizer(self.target_folder)
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
@@ -130,7 +144,21 @@ class Run:
         """
         data, tokenizer = self.recipe.data, self.tokenizer
         loaded = load_prompts(data.prompts, splits=data.splits, seed=self.recipe.seed, tokenizer=tokenizer)
-        encoded = [(prompt, encode_prompt(tokenizer, prompt)) for prompt in loaded]
+        encoded, refused = [], []
+        for prompt in loaded:
+            try:
+                encoded.append((prompt, encode_prompt(tokenizer, prompt)))
+            except UserError as error:
+                refused.append(str(error))
+        if not encoded:
+            raise UserError(
+                f"the target in {self.target_folder} can use none of {len(loaded)} prompts, the first since "
+                f"{refused[0]}"
+            )
+        if refused:
+            self.say(f"{len(refused)} of {len(loaded)} prompts are left out, the first since {refused[0]}")
+        vocab_size = read_config(self.target_folder).get_text_config().vocab_size
+        check_ids([max(ids) for _, ids in encoded], vocab_size, f"{self.target_folder}: the tokenizer")
         kept = [(prompt, ids) for prompt, ids in encoded if len(ids) <= data.max_prompt_tokens]
         if len(kept) < len(encoded):
             dropped = f"{len(encoded) - len(kept)} of {len(encoded)} prompts"
@@ -183,7 +211,7 @@ class Run:
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
         measured = {"seed": recipe.seed, "evaluate": part["evaluate"], "serving": part["serving"]}
         evaluate = Stage("evaluate", root, measured, {"machine": machine()}, (sample, train))
-        select = Stage("select", root, {}, {"store": tracking_uri(self.runs_dir)}, (train, evaluate))
+        select = Stage("select", root, {}, {"store": redact(tracking_uri(self.runs_dir))}, (train, evaluate))
         export = Stage("export", root, {"export": part["export"]}, {}, (sample, train, evaluate))
         return {stage.name: stage for stage in (sample, train, evaluate, select, export)}
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.model_files import read_config
 from distill.preflight import Finding
 from distill.recipe import Recipe
 from distill.resolve import find_model
@@ -40,7 +41,6 @@ def measure(recipe: Recipe, target: Path, source: Path) -> dict[str, Any]:
     """The costs of `evaluation.speed.measure_costs` for models of the recipe's shapes, and by K the
     acceptance per token at which drafting neither gains nor loses (None: it cannot gain)."""
     import torch
-    from transformers import AutoConfig
 
     from distill.drafter import pruned_config, start_head
     from distill.shape import narrow_config
@@ -48,7 +48,7 @@ def measure(recipe: Recipe, target: Path, source: Path) -> dict[str, Any]:
     from evaluation.decoder.drafters import DraftModel
 
     init, counts = recipe.draft.init, recipe.evaluate.num_speculative_tokens
-    target_config, config = (AutoConfig.from_pretrained(path) for path in (target, source))
+    target_config, config = (read_config(path) for path in (target, source))
     kept = init.layer_count or len(init.layers or range(config.num_hidden_layers))
     config = pruned_config(config, range(kept))
     if init.width is not None:

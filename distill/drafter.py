@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from data.errors import UserError
 from distill.compact import COMPACT, read_compact
+from distill.model_files import read_config, read_tokenizer
 from distill.models import Target, cast_parameters, check_plain_head, empty_model, load_drafter, load_model
 from distill.resolve import resolve_model
 
@@ -253,27 +254,31 @@ def _load_source(
         return DraftModel(load_model(target.folder, target.model.dtype).to(target.model.device), None)
     if name.startswith(_REGISTERED_PREFIX):
         source = load_drafter(resolve_candidate(name), target.model.device)
-        _check_same_vocabulary_size(source.model, name, target)
+        _check_same_vocabulary_size(source.model, name, target, "draft.init.from")
         return source
-    return read_drafter(resolve_model(name, config.revision, cache_dir, "draft.init.from"), name, target)
+    folder = resolve_model(name, config.revision, cache_dir, "draft.init.from")
+    return read_drafter(folder, name, target, "draft.init.from")
 
 
-def read_drafter(path: Path, name: str, target: Target) -> DraftModel:
-    """The drafter, or the model of the target's family, in a local directory; `name` stands in messages."""
-    from transformers import AutoConfig
+def read_drafter(path: Path, name: str, target: Target, what: str) -> DraftModel:
+    """The drafter, or the model of the target's family, in a local directory.
+
+    `name` and `what`, the setting that gave it, stand in messages. Raises `UserError` where it is not the
+    target's.
+    """
 
     from evaluation.decoder.drafters import DraftModel
     from evaluation.decoder.kinds import kind_of
 
-    heads = kind_of(AutoConfig.from_pretrained(path, trust_remote_code=False)) != "model"
+    heads = kind_of(read_config(path)) != "model"
     if (path / COMPACT).is_file():
         source = read_compact(path, target)
     elif heads or (path / "draft_vocab.json").is_file():
         source = load_drafter(path, target.model.device)
     else:
-        _check_same_tokenizer(path, name, target)
+        _check_same_tokenizer(path, name, target, what)
         source = DraftModel(load_model(path, target.model.dtype).to(target.model.device), None)
-    _check_same_vocabulary_size(source.model, name, target)
+    _check_same_vocabulary_size(source.model, name, target, what)
     if heads and source.model.config.hidden_size != target.model.config.hidden_size:
         raise UserError(
             f"{name} holds heads for a target of width {source.model.config.hidden_size}, and this one has "
@@ -282,26 +287,24 @@ def read_drafter(path: Path, name: str, target: Target) -> DraftModel:
     return source
 
 
-def _check_same_tokenizer(path: Path, name: str, target: Target) -> None:
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(path, trust_remote_code=False).get_vocab()
+def _check_same_tokenizer(path: Path, name: str, target: Target, what: str) -> None:
+    theirs = read_tokenizer(path).get_vocab()
     ours = target.tokenizer.get_vocab()
     differing = [token for token in ours if theirs.get(token) != ours[token]]
     if differing or len(theirs) != len(ours):
         example = f", for example {differing[0]!r}" if differing else ""
         raise UserError(
-            f"draft.init.from: the tokenizer of {name} is not the target's "
+            f"{what}: the tokenizer of {name} is not the target's "
             f"({max(len(differing), abs(len(theirs) - len(ours)))} tokens differ{example}); "
             "choose a model of the target's family."
         )
 
 
-def _check_same_vocabulary_size(model: PreTrainedModel, name: str, target: Target) -> None:
+def _check_same_vocabulary_size(model: PreTrainedModel, name: str, target: Target, what: str) -> None:
     theirs, ours = model.config.vocab_size, target.model.config.vocab_size
     if theirs != ours:
         raise UserError(
-            f"draft.init.from: {name} embeds {theirs} ids and the target {ours}; "
+            f"{what}: {name} embeds {theirs} ids and the target {ours}; "
             "the embeddings must cover the same ids."
         )
 

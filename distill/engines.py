@@ -18,6 +18,7 @@ from data.records import shard_path
 from data.sample import SampleConfig, adopt_shard, plan
 from data.signals import Signals, TopK
 from distill.identity import model_form
+from distill.model_files import read_config
 
 if TYPE_CHECKING:
     from distill.context import Run
@@ -158,15 +159,13 @@ def sampling_drafter(run: Run, folder: Path) -> DraftModel:
     assert name is not None
     if model_form(name) == "candidate":
         return load_drafter(folder, run.device)
-    return read_drafter(folder, name, run.target)
+    return read_drafter(folder, name, run.target, "sample.drafter")
 
 
 def answer_reader(run: Run) -> AnswerReader:
     """Reads the answers of a server in the words of `run`'s target."""
-    from transformers import AutoConfig
-
     tokenizer, eos_ids = run.tokenizer, run.eos_ids
-    model = AutoConfig.from_pretrained(run.target_folder, trust_remote_code=False).get_text_config()
+    model = read_config(run.target_folder).get_text_config()
 
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
+from distill.model_files import read_config
 
 if TYPE_CHECKING:
     from distill.recipe import Recipe
@@ -30,9 +31,7 @@ def check_fit(recipe: Recipe, target: Path, init: Path | None) -> None:
 
 
 def _text_config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+    return read_config(folder).get_text_config()
 
 
 def _layers(recipe: Recipe, depth: int) -> list[str]:

@@ -6,6 +6,7 @@ states; K ids kept of each token; n rows of one block.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,11 @@ class TargetRows:
             return torch.log_softmax(logits_nV, dim=-1)
         return logits_nV.sub_(self.logsumexp_N[block].to(logits_nV.dtype).unsqueeze(-1))
 
+    def take(self, chosen: Tensor) -> TargetRows:
+        """Those at some of the positions (int64 [n])."""
+        normaliser = None if self.logsumexp_N is None else self.logsumexp_N[chosen]
+        return TargetRows(self.hidden_NT[chosen], self.head_VT, normaliser)
+
 
 @dataclass(frozen=True)
 class TopKRows:
@@ -101,3 +107,31 @@ class TopKRows:
         wide_nW += tail_n1.log() - rest_n1.clamp(min=torch.finfo(rest_n1.dtype).min / 4)
         wide_nW.scatter_(1, places_nK, self.log_probs_NK[block].to(wide_nW.dtype))
         return wide_nW[:, :size]
+
+    def take(self, chosen: Tensor) -> TopKRows:
+        """Those at some of the positions (int64 [n])."""
+        return TopKRows(self.ids_NK[chosen], self.log_probs_NK[chosen], self.tail_N[chosen])
+
+
+def target_rows(told: Mapping[str, Tensor], head_VT: Tensor, rows: Tensor | None) -> TargetRows | TopKRows:
+    """What a batch's signals say, by their names in `data.signals`; `logsumexp` may be missing over the full
+    vocabulary.
+
+    `head_VT`: the target's, restricted to the draft vocabulary; `rows` maps target ids to rows of the draft
+    head, None where they are the same.
+    """
+    if "ids" in told:
+        ids = told["ids"].long()
+        return TopKRows(ids if rows is None else rows[ids], told["log_probs"], told["tail"])
+    logsumexp = told.get("logsumexp")
+    assert logsumexp is not None or rows is None
+    return TargetRows(told["hidden"].to(head_VT.dtype), head_VT, logsumexp)
+
+
+def row_of_id(vocab: Tensor | None, full_size: int, device: torch.device) -> Tensor | None:
+    """int64 [V]: each target id's row of a reduced head, -1 where it has none."""
+    if vocab is None:
+        return None
+    rows = torch.full((full_size,), -1, dtype=torch.int64, device=device)
+    rows[vocab.to(device)] = torch.arange(len(vocab), device=device)
+    return rows

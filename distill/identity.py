@@ -74,6 +74,7 @@ def environment() -> dict[str, str | int]:
         except importlib.metadata.PackageNotFoundError:
             continue
     found["commit"] = code_commit()
+    found["uncommitted_changes"] = str(found["commit"]).endswith("-dirty")
     return found
 
 

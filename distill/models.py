@@ -13,6 +13,16 @@ from pydantic import BaseModel, ConfigDict
 
 from data.errors import UserError
 from data.files import replace_directory, write_json
+from distill.model_files import (
+    check_finite,
+    check_ids,
+    out_of_memory,
+    read_config,
+    read_generation_eos,
+    read_tokenizer,
+    read_weights,
+    reading,
+)
 from distill.quantize import Quantization, check_here, loading_options
 from distill.resolve import model_digest, resolve_model
 
@@ -67,21 +77,19 @@ class Target:
 def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | str) -> Target:
     """Load the target and its tokenizer, frozen; `UserError` says what is missing and where."""
     import torch
-    from transformers import AutoTokenizer
 
     path = resolve_model(config.model, config.revision, cache_dir)
     dtype = getattr(torch, config.dtype)
     check_here(config.quantization, "adamw", torch.cuda.is_available())
     model = load_model(path, dtype, loading_options(config.quantization, dtype, device))
     check_plain_head(model, config.model)
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    eos_ids = _eos_ids(
-        model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id
-    )
+    tokenizer = read_tokenizer(path)
+    eos_ids = read_eos_ids(path, tokenizer)
     model.requires_grad_(False).eval()
     quantized = config.quantization != "none"
     if not quantized:  # the other one is on its device, and refuses to be moved
-        model.to(device)
+        with _enough_memory(path, f"on {device}"):
+            model.to(device)
     return Target(
         model=model,
         tokenizer=tokenizer,
@@ -101,13 +109,14 @@ def load_model(
     its config (transformers would fill what is missing with random numbers). `options` go to transformers."""
     from transformers import AutoModelForCausalLM
 
-    with without_bars():
+    with without_bars(), reading(path, "model (config and weights)"), _enough_memory(path, "here"):
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told in the info, and refused below with their names
             **(options or {}),
         )
     wrong = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
@@ -115,7 +124,24 @@ def load_model(
         raise UserError(
             f"The weights in {path} do not fit its config.json: {', '.join(sorted(wrong)[:3])} ..."
         )
+    check_finite(model, path)
     return model
+
+
+@contextlib.contextmanager
+def _enough_memory(path: Path, where: str) -> Iterator[None]:
+    """Say how large the model in `path` is where memory ends in here."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        size = sum(file.stat().st_size for file in path.glob("*.safetensors")) / (1 << 30)
+        raise UserError(
+            f"There is not enough memory {where} for the model in {path}: its weights alone take {size:.1f} "
+            "GiB as saved. Choose a smaller one, a narrower target.dtype or a larger machine; "
+            "`distill preflight` says what a recipe needs."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -183,8 +209,6 @@ def save_drafter(
 def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
     """Read what `save_drafter` wrote, bit for bit, in evaluation mode, or a public checkpoint of Medusa or
     EAGLE-3 heads; `UserError` when it is not such a directory."""
-    from transformers import AutoConfig
-
     from distill.head_layouts import from_public
     from evaluation.decoder.drafters import DraftModel
     from evaluation.decoder.kinds import kind_of
@@ -193,13 +217,15 @@ def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
     if not (directory / "config.json").is_file():
         raise UserError(f"There is no drafter in {directory}: config.json is missing.")
     vocab_file = directory / _DRAFT_VOCAB
-    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    config = read_config(directory)
     vocab = None
     if vocab_file.is_file():
-        vocab = read_vocab(json.loads(vocab_file.read_text()), config.vocab_size, vocab_file)
+        with reading(directory, vocab_file.name):
+            vocab = read_vocab(json.loads(vocab_file.read_text()), config.vocab_size, vocab_file)
     elif kind_of(config) == "model":
         return DraftModel(load_model(directory, "auto").eval().to(device), None)
-    model = empty_model(config, head_rows=None if vocab is None else len(vocab))
+    with reading(directory, "config.json"):
+        model = empty_model(config, head_rows=None if vocab is None else len(vocab))
     weights = _read_weights(directory)
     if kind_of(config) != "model":
         weights, told = from_public(weights)
@@ -211,6 +237,7 @@ def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
             f"The weights in {directory} do not fit its config.json: "
             f"missing {missing[:3]}, unknown {unexpected[:3]}."
         )
+    check_finite(model, directory)
     return DraftModel(model.eval().to(device), None if vocab is None else vocab.to(device))
 
 
@@ -245,20 +272,21 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 def read_eos_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The end-of-sequence ids of the model in a local directory, without its weights."""
-    from transformers import AutoConfig, GenerationConfig
-
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    generation = None
-    if (path / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(path).eos_token_id
-    return _eos_ids(generation, config.eos_token_id, tokenizer.eos_token_id)
+    config = read_config(path)
+    text = config.get_text_config()
+    eos_ids = _eos_ids(read_generation_eos(path), text.eos_token_id, tokenizer.eos_token_id)
+    check_ids(eos_ids, text.vocab_size, f"{path}: the end-of-sequence setting (eos_token_id)")
+    return eos_ids
 
 
 def _eos_ids(*candidates: int | list[int] | None) -> tuple[int, ...]:
     for found in candidates:
         if found is not None:
             return tuple(found) if isinstance(found, list) else (int(found),)
-    raise UserError("The target names no end-of-sequence token in generation_config, config or tokenizer.")
+    raise UserError(
+        "The target names no end-of-sequence token in generation_config, config or tokenizer, so no answer "
+        "would end: set eos_token_id in its generation_config.json."
+    )
 
 
 def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...]) -> int:
@@ -280,12 +308,10 @@ def read_vocab(ids: list[int], vocab_size: int, file: Path) -> torch.Tensor:
 
 
 def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise UserError(f"There is no drafter in {directory}: no safetensors file.")
     weights: dict[str, torch.Tensor] = {}
     for file in files:
-        weights.update(load_file(file))
+        weights.update(read_weights(file))
     return weights

@@ -6,21 +6,24 @@ Each stage is a function below that fills one folder; `distill.stages` decides w
 skipped, and `distill.context` holds what they share.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.files import write_atomic, write_json
+from data.errors import UserError
+from data.files import canonical_hash, write_atomic, write_json
 from distill.context import Run, samples_digest
 from distill.fit import check_fit
 from distill.identity import environment
+from distill.model_files import out_of_memory
 from distill.progress import Progress
 from distill.recipe import Recipe
 from distill.stages import Outcome, Say, recipe_lock, run_stage
@@ -101,10 +104,12 @@ def run(
     Raises `UserError` where the user has to do something; an interrupt leaves every stage resumable.
     """
     root = runs_dir / recipe.name
-    with recipe_lock(root), ExitStack() as stack:
+    with recipe_lock(root) as killed, ExitStack() as stack:
         write_atomic(root / "recipe.yaml", recipe.resolved_yaml())
         started = time.monotonic()
         run = Run(recipe, runs_dir, say, stack, processes)
+        if killed:
+            run.end_killed()
         stages = run.stages
         if stages["train"].manifest() is None:
             check_fit(recipe, run.target_folder, run.init_folder)
@@ -116,7 +121,11 @@ def run(
                 say(f"{name}: {folder}")
                 _quiet_libraries()
                 uri = tracking_uri(runs_dir)
-                with run.tracker.stage(name) as tracker, system_metrics(name, tracker.run_id, uri):
+                with (
+                    run.tracker.stage(name) as tracker,
+                    system_metrics(name, tracker.run_id, uri),
+                    _enough_memory(name),
+                ):
                     notes += WORK[name](run, folder, tracker) or []
 
             outcome = run_stage(stages[name], work, fresh=fresh and command in ("run", name), say=say)
@@ -135,7 +144,7 @@ def run(
 
 def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     """The target's own answers as token ids, with the hidden states that chose each token."""
-    from data.sample import SUMMARY
+    from data.sample import SUMMARY, drop_damaged_shards
     from data.sample import run as run_sampling
     from data.sample_summary import sample_metrics, sample_notes
     from distill.engines import EngineOnDemand, can_share, make_engine
@@ -148,6 +157,7 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     with Progress("sample", config.tokens) as progress:
         if shared:
             assert run.processes is not None
+            drop_damaged_shards(folder)
             run_stage_in(
                 run.processes,
                 "sample",
@@ -292,6 +302,7 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
         evaluation["data_digest"],
         name,
         papers=[measured / "evaluation.json", measured / "certificate.json", measured / "report.html"],
+        key=canonical_hash(run.stages["select"].inputs()),
     )
     if tracker.offline:
         reason = "MLflow's server is gone: `distill sync` sends the candidate and decides."
@@ -327,6 +338,24 @@ WORK: dict[str, Callable[[Run, Path, "Tracker"], list[str] | None]] = {
     "select": select,
     "export": export,
 }
+
+
+@contextlib.contextmanager
+def _enough_memory(stage: str) -> Iterator[None]:
+    """Say what to lower where memory ends in a stage."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not out_of_memory(error):
+            raise
+        lower = {
+            "sample": "sample.batch_size or sample.max_new_tokens",
+            "train": "train.batch_size, with train.accumulation raised in turn,",
+        }
+        raise UserError(
+            f"{stage}: there is not enough memory ({' '.join(str(error).split())[:200]}): lower "
+            f"{lower.get(stage, 'evaluate.batch_sizes or data.max_prompt_tokens')} and run the command again"
+        ) from error
 
 
 def _read(path: Path) -> dict[str, Any]:

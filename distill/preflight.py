@@ -3,16 +3,19 @@
 Nothing is loaded or downloaded here.
 """
 
+import contextlib
 import importlib.util
 import os
+import queue
 import shutil
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from data.errors import UserError
 from data.prompt_sources import parse_source
@@ -24,7 +27,8 @@ from distill.sizes import GIB, Sizes, disk_needed, memory_needed, sizes_of
 
 CPU_LIMIT = 1_000_000_000
 """Targets above this many parameters would sample for weeks on a CPU, so they need a GPU."""
-HUB_SECONDS = 10
+HUB_SECONDS = 10.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ def check(recipe: Recipe, runs_dir: Path) -> Findings:
     findings.items += _check_engine(recipe)
     findings.items += _check_packages(recipe)
     findings.items += _check_tracking()
+    findings.items += _check_folder(runs_dir)
     sizes = sizes_of(recipe)
     if sizes is None:
         text = "unknown: an `estimate` section (see recipes/llama-1b.yaml) has memory and disk checked"
@@ -188,6 +193,28 @@ def _check_prompts(text: str, hub: "_Hub") -> Iterator[Finding]:
             yield Finding("ok", what, _size(path.stat().st_size))
 
 
+def within(seconds: float, ask: Callable[[], T]) -> T:
+    """What `ask` returns or raises; `TimeoutError` after `seconds`, for not every client of the network gives
+    up by itself.
+    """
+    told: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            told.put((ask(), None))
+        except Exception as error:
+            told.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()  # nobody waits for it where it hangs for good
+    try:
+        answer, error = told.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+    if error is not None:
+        raise error
+    return cast("T", answer)
+
+
 class _Hub:
     """Asks the hub what can be read, without downloading; after one failure to connect it is not asked
     again.
@@ -217,7 +244,7 @@ class _Hub:
         try:
             if self.unreachable:
                 raise ConnectionError(self.unreachable)
-            size = self._ask(repository, revision, kind)
+            size = within(HUB_SECONDS, lambda: self._ask(repository, revision, kind))
         except GatedRepoError:
             text = f"{label}: accept its licence on the hub (page {page}), then log in with `hf auth login`"
             return Finding("blocks", what, text)
@@ -321,10 +348,24 @@ def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
     yield _compare(what, needed, there)
 
 
-def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> Iterator[Finding]:
-    folder = runs_dir
+def _check_folder(runs_dir: Path) -> Iterator[Finding]:
+    """May we write there?"""
+    folder = _existing(runs_dir)
+    read_only = os.statvfs(folder).f_flag & os.ST_RDONLY  # root may do anything but this
+    if read_only or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        text = f"{folder} cannot be written to: change its permissions, or set DISTILL_RUNS to another folder"
+        yield Finding("blocks", "runs folder", text)
+
+
+def _existing(folder: Path) -> Path:
+    """`folder`, or the nearest one above it that is there."""
     while not folder.exists():
         folder = folder.parent
+    return folder
+
+
+def _check_disk(recipe: Recipe, sizes: Sizes, runs_dir: Path, download: int) -> Iterator[Finding]:
+    folder = _existing(runs_dir)
     needed = disk_needed(recipe, sizes) + download
     yield _compare(f"disk at {folder}", needed, shutil.disk_usage(folder).free)
 
@@ -337,8 +378,12 @@ def _compare(what: str, needed: int, there: int) -> Finding:
 
 
 def machine_memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of main memory, or of what the container we run in may have of it."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+            there = min(there, int(limit.read_text()))
+    return there
 
 
 def _size(count: int) -> str:

@@ -13,9 +13,11 @@ from typing import Any
 import yaml
 
 from data.errors import UserError
+from distill.redact import redact
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
+SECRET_VALUE = "holds a token or password: recipes hold no secrets, so use the environment and take it out"
 
 Keys = tuple[str | int, ...]
 """A place in a recipe, such as ("data", "prompts", 0)."""
@@ -166,7 +168,7 @@ def _construct(source: str, text: RecipeText, problems: list[Problem]) -> Any:
             return None
         _walk(node, (), text, problems)
         values = loader.construct_document(node)
-        _refuse_odd_numbers(values, (), text, problems)
+        _refuse_odd_values(values, (), text, problems)
         return values
     except yaml.YAMLError as error:
         problems.append(_syntax_problem(error, text.file))
@@ -199,13 +201,15 @@ def _walk(node: yaml.Node, keys: Keys, text: RecipeText, problems: list[Problem]
             _walk(value_node, (*keys, key), text, problems)
 
 
-def _refuse_odd_numbers(value: Any, keys: Keys, text: RecipeText, problems: list[Problem]) -> None:
+def _refuse_odd_values(value: Any, keys: Keys, text: RecipeText, problems: list[Problem]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            _refuse_odd_numbers(item, (*keys, key), text, problems)
+            _refuse_odd_values(item, (*keys, key), text, problems)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _refuse_odd_numbers(item, (*keys, index), text, problems)
+            _refuse_odd_values(item, (*keys, index), text, problems)
+    elif isinstance(value, str) and redact(value) != value:
+        problems.append(Problem(text.where(keys), dotted(keys), SECRET_VALUE))
     elif isinstance(value, float) and not math.isfinite(value):
         problems.append(Problem(text.where(keys), dotted(keys), "not a finite number"))
     elif isinstance(value, int) and abs(value) >= 2**63:

@@ -11,12 +11,15 @@ MAX_VALUE = 500
 """Longest parameter value kept: enough to recognise it; the whole recipe is an artifact."""
 _SECRETS = (
     (re.compile(r"\bhf_[A-Za-z0-9]{8,}"), "hf_***"),
+    (re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"), "sk-***"),
+    (re.compile(r"(?<=Bearer )[A-Za-z0-9._~+/=-]{8,}"), "***"),
     (re.compile(r"(?<=://)[^/\s@\"']+(?=@)"), "***"),
+    (re.compile(r"(?i)(?<=[?&])((?:api_?key|token|access_token|secret|password)=)[^&\s\"']+"), r"\1***"),
 )
 
 
 def redact(text: str) -> str:
-    """`text` without Hugging Face tokens and without user:password in URIs."""
+    """`text` without tokens of Hugging Face and OpenAI, bearer tokens, and passwords and keys in URIs."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text

@@ -59,7 +59,7 @@ def measured(model: str) -> dict[str, int] | None:
             "hidden": config["hidden_size"],
             "layers": config["num_hidden_layers"],
         }
-    except (OSError, ValueError, KeyError, struct.error):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error):
         return None  # another check says what is wrong with the folder
 
 

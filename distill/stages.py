@@ -178,8 +178,10 @@ def run_stage(stage: Stage, work: Callable[[Path], None], *, fresh: bool, say: S
 
 
 @contextlib.contextmanager
-def recipe_lock(root: Path) -> Iterator[None]:
-    """Hold a recipe's folder for this process. Raises `UserError` naming the process that holds it already.
+def recipe_lock(root: Path) -> Iterator[bool]:
+    """Hold a recipe's folder for this process; tells whether the process before it was killed.
+
+    Raises `UserError` naming the process that holds it already.
 
     The lock is the kernel's (flock): it ends with its process however that ends, so none is ever stale.
     """
@@ -197,17 +199,20 @@ def recipe_lock(root: Path) -> Iterator[None]:
                 f"recipe {root.name} is already running here (process {holder}): wait for it, end it, "
                 "or set DISTILL_RUNS to another folder"
             ) from error
+        stream.seek(0)
+        killed = bool(stream.read().strip())  # who ends by itself takes its number out
         stream.truncate(0)
         stream.write(str(os.getpid()))
         stream.flush()
         try:
-            yield
+            yield killed
         finally:
             stream.truncate(0)
 
 
 def _commit(stage: Stage, seconds: float) -> None:
     shutil.rmtree(stage.directory / SCRATCH, ignore_errors=True)
+    drop_leftovers(stage.directory)
     files = {
         str(path.relative_to(stage.directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in _outputs(stage.directory)
@@ -220,6 +225,15 @@ def _commit(stage: Stage, seconds: float) -> None:
         "environment": environment(),
     }
     write_json(stage.directory / MANIFEST, manifest)
+
+
+def drop_leftovers(directory: Path) -> None:
+    """Delete what sessions that were killed had begun to write under temporary names (`data.files`)."""
+    for path in [*directory.rglob("*.tmp"), *directory.rglob(".*.old")]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _outputs(directory: Path) -> Sequence[Path]:

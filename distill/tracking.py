@@ -9,6 +9,7 @@ registry alone is enough to export or to train on. Nothing is pickled and `mlflo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -63,11 +64,18 @@ class Tracker:
     experiment_id: str
     recipe_name: str
     target_name: str
+    place: str = ""
+    """The machine and folder of a recipe's runs, which only one process at a time may add to."""
     _candidates: list[tuple[str, Candidate]] = field(default_factory=list)
 
     @classmethod
     def start(
-        cls, recipe_resolved: Mapping[str, Any], recipe_name: str, target_name: str, runs_dir: Path
+        cls,
+        recipe_resolved: Mapping[str, Any],
+        recipe_name: str,
+        target_name: str,
+        runs_dir: Path,
+        place: str = "",
     ) -> Tracker:
         """Open the store (made on first use), the target's experiment and a parent run with the recipe in it.
 
@@ -83,10 +91,11 @@ class Tracker:
         try:
             client = _client(uri, runs_dir, safe_name(target_name))
             experiment_id = find_or_make_experiment(client, safe_name(target_name), artifacts)
-            run = client.create_run(experiment_id, run_name=recipe_name, tags={"recipe": recipe_name})
+            tags = {"recipe": recipe_name, "place": place}
+            run = client.create_run(experiment_id, run_name=recipe_name, tags=tags)
         except MlflowException as error:
             raise UserError(f"MLflow at {redact(uri)} cannot be used: {redact(str(error))}") from error
-        tracker = cls(client, run.info.run_id, experiment_id, recipe_name, target_name)
+        tracker = cls(client, run.info.run_id, experiment_id, recipe_name, target_name, place)
         tracker.log_params(recipe_resolved)
         client.log_dict(tracker.run_id, redacted(recipe_resolved), "recipe.json")
         return tracker
@@ -116,9 +125,10 @@ class Tracker:
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[Tracker]:
         """A child run for one stage; its status follows how the block ends."""
-        tags = {"mlflow.parentRunId": self.run_id, "recipe": self.recipe_name, "stage": name}
+        tags = {"recipe": self.recipe_name, "place": self.place, "stage": name}
+        tags["mlflow.parentRunId"] = self.run_id
         run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
-        child = Tracker(self.client, run.info.run_id, self.experiment_id, self.recipe_name, self.target_name)
+        child = dataclasses.replace(self, run_id=run.info.run_id, _candidates=[])
         with child:
             yield child
 
@@ -182,26 +192,31 @@ class Tracker:
         dataset_digest: str,
         model_name: str,
         papers: Sequence[Path] = (),
+        key: str = "",
     ) -> Candidate:
         """Store a drafter's files and measures as a LoggedModel of this run, and register it as a new
         version. `papers`, such as its evaluation with the certificate, stand beside the weights in
-        `evaluation/`.
+        `evaluation/`. `key` tells what is registered apart: where a process that was killed had registered
+        the same, its candidate is taken over, or withdrawn where it was half registered.
 
         READY is set last: whatever fails or is interrupted before leaves a FAILED or PENDING model, which
         neither `compare` nor `resolve_candidate` accepts. Raises `UserError` when `drafter_dir` is no
         safetensors drafter.
         """
+        if key and (earlier := self._earlier(key, model_name)):
+            self._candidates.append((model_name, earlier))
+            return earlier
         online = not self.offline
         try:
             return self._register(
-                drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers
+                drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers, key
             )
         except Exception:
             if not (online and self.offline):
                 raise
             # The server died in between: begin again, in the local store.
             return self._register(
-                drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers
+                drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers, key
             )
 
     def _register(
@@ -213,6 +228,7 @@ class Tracker:
         dataset_digest: str,
         model_name: str,
         papers: Sequence[Path],
+        key: str,
     ) -> Candidate:
         from mlflow.exceptions import MlflowException
 
@@ -221,7 +237,7 @@ class Tracker:
             self.experiment_id,
             name=safe_name(model_name),
             source_run_id=self.run_id,
-            tags={"drafter_digest": drafter_digest(drafter_dir)},
+            tags={"drafter_digest": drafter_digest(drafter_dir), "key": key},
             params=flatten(params),
             model_type=MODEL_TYPE,
         )
@@ -242,6 +258,24 @@ class Tracker:
         candidate = Candidate(model.model_id, version)
         self._candidates.append((model_name, candidate))
         return candidate
+
+    def _earlier(self, key: str, model_name: str) -> Candidate | None:
+        """The whole candidate with this key; what is left of half registered ones is withdrawn."""
+        whole = None
+        versions = {
+            version.tags.get("model_id"): str(version.version)
+            for version in self.client.search_model_versions(f"name = '{model_name}'")
+        }
+        models = self.client.search_logged_models([self.experiment_id], filter_string=f"tags.key = '{key}'")
+        for model in models:
+            version = versions.get(model.model_id)
+            if str(model.status) == "READY" and version is not None:
+                whole = Candidate(model.model_id, version)
+                continue
+            self.client.finalize_logged_model(model.model_id, "FAILED")
+            if version is not None:
+                self.client.delete_model_version(model_name, version)
+        return whole
 
     def _log(self, metrics: Mapping[str, float | None], step: int, **of: str) -> None:
         from mlflow.entities import Metric
@@ -281,6 +315,30 @@ class Tracker:
             model_id=model.model_id,
         )
         return str(version.version)
+
+
+def end_killed(runs_dir: Path, recipe_name: str, target_name: str, place: str) -> None:
+    """End as KILLED what a killed process left open: nobody else works on the recipe at `place` now.
+
+    Where there is no store, or its server cannot be reached, nothing is done: this can wait.
+    """
+    from mlflow.exceptions import MlflowException
+
+    uri = tracking_uri(runs_dir)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return
+    client = open_client(uri)
+    with contextlib.suppress(MlflowException):
+        experiment = client.get_experiment_by_name(safe_name(target_name))
+        if experiment is not None:
+            _end_runs(client, experiment.experiment_id, recipe_name, place)
+
+
+def _end_runs(client: MlflowClient, experiment_id: str, recipe_name: str, place: str) -> None:
+    mine = f"tags.recipe = '{recipe_name}' and tags.place = '{place}' and attributes.status = 'RUNNING'"
+    for run in client.search_runs([experiment_id], mine):
+        client.set_tag(run.info.run_id, "error", "its process ended without a word")
+        client.set_terminated(run.info.run_id, "KILLED")
 
 
 def _client(uri: str, runs_dir: Path, experiment: str) -> MlflowClient:

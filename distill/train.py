@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data.errors import UserError
 from data.files import canonical_hash
@@ -36,10 +36,22 @@ Report = Callable[[int, int, int, dict[str, float]], None]
 ACCEPTED = "accepted_drafts"
 """Key of a check of heads on the target: accepted drafts of a round, on average over a draft's positions."""
 _WINDOW_BATCHES = 16  # batches' worth of shuffled samples that are sorted by length, against padding
+MOST_EPOCHS = 1000  # beyond, a slip of the keyboard is likelier than a wish
 _EVALUATIONS = 6  # held-out checks after the one before the first step
 _HELD_OUT_SHARE = (
     0.02  # of the training tokens per check: a forward pass costs a third of a step, so < 5 % in all
 )
+
+
+class OnPolicyConfig(BaseModel):
+    """Batches whose text is the drafter's own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: float = Field(gt=0, le=1)
+    """Of the batches from `start` on."""
+    start: float = Field(default=0.5, ge=0, lt=1)
+    """The share of training that is done before the first of them."""
 
 
 class TrainConfig(BaseModel):
@@ -53,7 +65,7 @@ class TrainConfig(BaseModel):
     most likely ids and the mass of the rest; `live`: a target forward pass in every step."""
     top_k: int = Field(default=64, gt=0)
     """Ids that the signal `topk` keeps of each token."""
-    tokens: int = Field(gt=0)
+    tokens: int = Field(gt=0, le=10**12)
     """Completion tokens trained on in all; several epochs where the samples hold fewer."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """The highest, reached after the warm-up; decays to 0 on a cosine."""
@@ -64,6 +76,14 @@ class TrainConfig(BaseModel):
     temperature: float | None = Field(default=None, gt=0)
     """Divides both models' logits in the loss; where left out, serving.temperature, or 1 where that is 0."""
 
+    learnable_share: float | None = Field(default=None, gt=0, lt=1)
+    """Train on this share of each batch's tokens, those where the drafter can still learn most: .4 in
+    AdaSPEC. Takes a second training, of the reference that tells which. Each of several processes chooses in
+    its own part of a batch."""
+    flat_share: float | None = Field(default=None, gt=0, lt=1)
+    """Train on this share of the samples, those with the flattest target distributions."""
+    on_policy: OnPolicyConfig | None = None
+    """A share of batches late in training with the drafter's own continuations."""
     optimizer: Optimizer = "adamw"
     """`adamw_8bit`: its states in 8 bits by bitsandbytes; `paged_adamw_8bit`: and paged out of a full GPU."""
     lora: LoraConfig | None = None
@@ -73,6 +93,17 @@ class TrainConfig(BaseModel):
     same losses and gradients; pays with attention kernels for packed rows, on a GPU."""
     gradient_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them."""
+
+    @model_validator(mode="after")
+    def _target_is_asked(self) -> TrainConfig:
+        if "cross_entropy" in self.loss.names and (self.learnable_share or self.on_policy):
+            raise ValueError(
+                "learnable_share and on_policy need the target's distribution, which cross_entropy does not "
+                "look at: choose another loss or leave them out"
+            )
+        if self.packing and self.on_policy:
+            raise ValueError("on_policy makes batches of a row per prompt: leave packing out")
+        return self
 
     def identity(self) -> dict[str, Any]:
         """What decides the training, for the stage's key: options that are not in use are no part of it."""
@@ -182,7 +213,7 @@ def held_out_samples(samples: Samples, metric: Metric, temperature: float, token
     pool = drawn if len(drawn) else select
     share = min(1.0, tokens / max(1, sum(sum(record.completion_mask) for record in pool)))
     kept = {int(number / share) for number in range(max(1, int(len(pool) * share)))}
-    return _subset(pool, sorted(kept))
+    return pool.pick(sorted(kept))
 
 
 def train_drafter(
@@ -214,14 +245,14 @@ def train_drafter(
     """
     from accelerate import PartialState
 
+    from distill.choice import forget_reference, keep_flattest, reference_kl
     from distill.trainer import Run, run_training
 
     on_cpu = target.model.device.type == "cpu"
     check_here("none", config.optimizer, has_gpu=not on_cpu)
     if config.lora is not None:
         check_peft()
-    train = samples.where(split="train")
-    if len(train) == 0:
+    if len(samples.where(split="train")) == 0:
         raise UserError("There is no sample in the train split, so nothing to train on; sample more.")
     there = samples.has_top_k if config.signal == "topk" else samples.has_signals
     if config.signal != "live" and not there:
@@ -229,6 +260,34 @@ def train_drafter(
             f"train.signal is {config.signal} but these samples carry no such signals; set train.signal=live."
         )
     processes = PartialState(cpu=on_cpu)
+    sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if sharded and (config.on_policy or config.learnable_share):
+        raise UserError(
+            "train.on_policy and train.learnable_share need whole weights: leave FSDP out, ACCELERATE=ddp."
+        )
+    if config.flat_share is not None:
+        samples = keep_flattest(
+            samples, target, config.flat_share, batch_size=config.batch_size, temperature=temperature
+        )
+    train = samples.where(split="train")
+    completion_tokens = train.completion_tokens
+    if config.tokens > MOST_EPOCHS * completion_tokens:
+        raise UserError(
+            f"train.tokens = {config.tokens} is more than {MOST_EPOCHS} passes over the {completion_tokens} "
+            "tokens of the samples: lower it, or raise sample.tokens."
+        )
+    reference = None
+    if config.learnable_share is not None:
+        reference = reference_kl(
+            drafter,
+            target,
+            samples,
+            config,
+            temperature=temperature,
+            seed=seed,
+            out_dir=out_dir,
+            report=report,
+        )
     plan = plan_batches(
         [(len(record.input_ids), record.completion_tokens) for record in train],
         batch_size=config.batch_size,
@@ -241,7 +300,7 @@ def train_drafter(
         # A run that was killed while it tidied up: its last checkpoint may still be there
         drafter_dir.rename(best)
     # A sharded checkpoint is of use to as many processes alone; a whole one to any number
-    sharding = [processes.num_processes] if os.environ.get("ACCELERATE_USE_FSDP") == "true" else []
+    sharding = [processes.num_processes] if sharded else []
     run = Run(
         drafter=drafter,
         target=target,
@@ -257,12 +316,14 @@ def train_drafter(
         checkpoints=out_dir / "checkpoints",
         best=best,
         report=report,
+        reference=reference,
     )
     history, guards = run_training(run)
     if processes.is_main_process:
         shutil.rmtree(drafter_dir, ignore_errors=True)
         best.rename(drafter_dir)
         shutil.rmtree(run.checkpoints)
+        forget_reference(out_dir)
     kept = best_check(history, metric)
     return TrainResult(
         directory=drafter_dir,
@@ -289,10 +350,3 @@ def best_check(history: Sequence[dict[str, float]], metric: Metric) -> dict[str,
         return check.get(ACCEPTED, check[metric]), check["sampled"], -check["step"]
 
     return max(history, key=rank)
-
-
-def _subset(samples: Samples, indices: Sequence[int]) -> Samples:
-    from data.records import Samples as SamplesClass
-
-    locations = None if samples.locations is None else [samples.locations[index] for index in indices]
-    return SamplesClass([samples.records[index] for index in indices], locations, samples.unchecked)

@@ -5,13 +5,13 @@ Only `distill.train` imports this module, inside a function: importing trl takes
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -21,32 +21,31 @@ from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
 from data.errors import UserError
-from data.files import sync_tree, write_json
 from data.records import Batch, Samples
-from distill.callbacks import HELD_OUT, Checks, Reporter
+from distill import interrupts
+from distill.callbacks import HELD_OUT, Checks, Interrupts, Reporter
+from distill.checkpoints import newest_checkpoint, seal
+from distill.choice import chosen_count
 from distill.head_loss import head_forward, head_inputs
+from distill.heads import row_of_id
 from distill.lora import add_lora, merged, remove_lora
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
-from distill.quantize import TRAINER_NAMES
+from distill.rollouts import Rollouts
 from distill.train import ACCEPTED, BatchPlan, Metric, Report, TrainConfig, best_check
-from distill.training_step import Collator, loss_forward, row_of_id
+from distill.training_arguments import is_mixed, set_trainable, training_arguments
+from distill.training_step import Collator, loss_forward
 from evaluation.acceptance import accepted_drafts, by_position
 from evaluation.decoder.drafters import DraftModel
 from evaluation.decoder.heads import HeadModel
 from evaluation.signals import completion_states, target_signals
 
-_COMPLETE = "complete.json"  # the last file of a checkpoint
 _CHECKPOINTS = 10  # per run
-_LOGS = 50  # per run
-_WARMUP_SHARE = 0.05
-_WEIGHT_DECAY = 0.01
-_CLIP = 1.0
 _SKIPPED_IN_A_ROW = 3  # steps without a finite gradient that end the training
 _GUARDS = "guards"
 """Key of their counts in the trainer state's history."""
@@ -71,6 +70,8 @@ class Run:
     checkpoints: Path
     best: Path
     report: Report
+    reference: list[Tensor] | None = None
+    """Per training sample the reference's forward KL of each completion token, where tokens are chosen."""
     callbacks: tuple[TrainerCallback, ...] = ()
 
 
@@ -91,7 +92,8 @@ def run_training(run: Run) -> tuple[list[dict[str, float]], dict[str, int]]:
         add_lora(run.drafter.model, run.config.lora, run.seed)
     trainer = DistillTrainer(run, save_dtype=dtype)
     try:
-        with without_bars(), _errors_only():
+        with without_bars(), _errors_only(), interrupts.deferred() as asked:
+            trainer.add_callback(Interrupts(trainer, asked))
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     finally:
         # Both trl and we replace the forward of the model given; it goes back to the caller as it came
@@ -101,32 +103,6 @@ def run_training(run: Run) -> tuple[list[dict[str, float]], dict[str, int]]:
     cast_parameters(run.drafter.model, dtype)
     run.drafter.model.eval()
     return trainer.checks(), trainer.guards()
-
-
-def set_trainable(model: PreTrainedModel) -> None:
-    """All parameters train but an input embedding of its own.
-
-    A frozen embedding is the target's for good: it needs no optimizer state and an export can share it.
-    """
-    model.requires_grad_(True)
-    if isinstance(model, HeadModel):  # its embeddings are the target's
-        return
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding.weight is not head.weight:
-        embedding.requires_grad_(False)
-
-
-def newest_checkpoint(directory: Path, identity: str) -> Path | None:
-    """The newest checkpoint of this run that was written to its end; the other ones, half written or not
-    ours, go."""
-    whole: dict[int, Path] = {}
-    for path in directory.glob("checkpoint-*"):
-        marker = path / _COMPLETE
-        if marker.is_file() and json.loads(marker.read_text())["identity"] == identity:
-            whole[int(path.name.removeprefix("checkpoint-"))] = path
-        else:
-            shutil.rmtree(path)
-    return whole[max(whole)] if whole else None
 
 
 @contextmanager
@@ -149,10 +125,21 @@ class DistillTrainer(SFTTrainer):
     def __init__(self, run: Run, save_dtype: torch.dtype) -> None:
         model = run.drafter.model
         device_type = run.target.model.device.type
-        mixed = _is_mixed(save_dtype, device_type)
+        mixed = is_mixed(save_dtype, device_type)
         super().__init__(
             model=model,
-            args=_arguments(run, device_type, mixed),
+            args=training_arguments(
+                SFTConfig,
+                steps=run.plan.steps,
+                config=run.config,
+                seed=run.seed,
+                output_dir=run.checkpoints,
+                on_cpu=device_type == "cpu",
+                mixed=mixed,
+                save_strategy="steps",
+                save_steps=max(1, round(run.plan.steps / _CHECKPOINTS)),
+                save_total_limit=2,
+            ),
             data_collator=Collator(run),
             train_dataset=Dataset.from_dict({"samples": run.plan.shares(PartialState().num_processes)}),
             processing_class=run.target.tokenizer,
@@ -173,10 +160,15 @@ class DistillTrainer(SFTTrainer):
                 eta=run.config.loss.eta,
                 beta=run.config.loss.beta,
                 temperature=run.temperature,
+                share=run.config.learnable_share,
                 target_head=self.target_head,
                 rows=row_of_id(vocab, len(head), device),
             ),
             model,
+        )
+        on_policy = run.config.on_policy
+        self.rollouts = on_policy and Rollouts(
+            run.drafter, run.target, on_policy, run.temperature, run.seed, len(run.plan.batches)
         )
         # Since the last log: the summed acceptance, and the tokens it was summed over
         self._overlap = torch.zeros(2, dtype=torch.float64, device=device)
@@ -184,16 +176,25 @@ class DistillTrainer(SFTTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """The batches of one step, and their completion tokens over all processes: what the loss is divided
-        by."""
-        batches = []
-        for _ in range(num_batches):
-            try:
-                batches.append(next(epoch_iterator))
-            except StopIteration:
-                break
-        counted = sum(int(batch["completion_mask"][:, 1:].sum()) for batch in batches)
+        """The batches of one step, and the tokens that they train on over all processes: what the loss is
+        divided by."""
+        batches = list(islice(epoch_iterator, num_batches))
+        if self.rollouts:
+            part = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+            first = self.state.global_step * self.spec.plan.batches_per_step
+            for place, batch in enumerate(batches):
+                if self.rollouts.wants(first + place) and batch["completion_mask"].any():
+                    batches[place] = self.rollouts.batch(batch, first + place, part)
+        counted = sum(int(self.trained_tokens(batch)) for batch in batches)
         return batches, self.accelerator.gather(torch.tensor(counted, device=device)).sum()
+
+    def trained_tokens(self, batch: dict[str, Any]) -> Tensor:
+        """Completion tokens of a batch that its loss is taken of, int64 []."""
+        tokens = batch["completion_mask"][:, 1:].sum()
+        share = self.spec.config.learnable_share
+        if share is None or "reference" not in batch:
+            return tokens
+        return torch.tensor(chosen_count(int(tokens), share), device=tokens.device)
 
     def compute_loss(
         self,
@@ -202,7 +203,7 @@ class DistillTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The summed loss over completion tokens, divided by their count over the whole step."""
+        """The summed loss over the tokens trained on, divided by their count over the whole step."""
         assert num_items_in_batch is not None and not return_outputs
         run = self.spec
         name = run.config.loss.at(self.state.global_step, run.plan.steps)
@@ -214,7 +215,7 @@ class DistillTrainer(SFTTrainer):
             inputs = {**inputs, **self._ask_target(inputs)}
         loss, overlap = model(name=name, **inputs)
         if overlap is not None:
-            self._overlap += torch.stack([overlap.double(), inputs["completion_mask"][:, 1:].sum().double()])
+            self._overlap += torch.stack([overlap.double(), self.trained_tokens(inputs).double()])
         # DDP and FSDP take the mean over processes of gradients that we have divided by the global count
         return loss / num_items_in_batch * self.accelerator.num_processes
 
@@ -331,50 +332,4 @@ class DistillTrainer(SFTTrainer):
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            sync_tree(folder)
-            write_json(folder / _COMPLETE, {"identity": self.spec.identity})
-
-
-def _is_mixed(dtype: torch.dtype, device_type: str) -> bool:
-    """Do the products of a drafter that came in `dtype` run in bfloat16, over float32 weights?"""
-    return dtype == torch.bfloat16 and device_type == "cuda" and torch.cuda.is_bf16_supported()
-
-
-def _arguments(run: Run, device_type: str, mixed: bool) -> SFTConfig:
-    steps = run.plan.steps
-    arguments = SFTConfig(
-        output_dir=str(run.checkpoints),
-        per_device_train_batch_size=1,  # one row of the plan is one batch
-        gradient_accumulation_steps=run.config.accumulation,
-        max_steps=steps,
-        train_sampling_strategy="sequential",
-        learning_rate=run.config.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=max(1, round(_WARMUP_SHARE * steps)),
-        optim=TRAINER_NAMES[run.config.optimizer],
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        weight_decay=_WEIGHT_DECAY,
-        max_grad_norm=_CLIP,
-        bf16=mixed,
-        use_cpu=device_type == "cpu",
-        seed=run.seed,
-        data_seed=run.seed,
-        activation_checkpointing=run.config.gradient_checkpointing,
-        logging_steps=max(1, steps // _LOGS),
-        logging_nan_inf_filter=True,  # what is not finite is counted by `_clip_grad_norm`
-        save_strategy="steps",
-        save_steps=max(1, round(steps / _CHECKPOINTS)),
-        save_total_limit=2,
-        eval_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        dataloader_pin_memory=device_type == "cuda",
-        max_length=None,
-        ddp_find_unused_parameters=False,
-    )
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # one process, one device: Trainer would wrap the model in nn.DataParallel
-    return arguments
+            seal(folder, self.spec.identity)

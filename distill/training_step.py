@@ -1,4 +1,5 @@
-"""A training step: the batch of a row of the plan, and the loss inside the model's forward."""
+"""One batch of training: from samples to tensors, and from tensors to the summed loss inside the model's
+forward."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from data.records import collate, pack
+from distill.choice import most_learnable
 from distill.chunked import chunked_loss
-from distill.heads import TargetRows, TopKRows
+from distill.heads import TargetRows, TopKRows, target_rows
 from distill.loss_config import LossName
 from evaluation.decoder.heads import HeadModel
 from evaluation.signals import completion_states
@@ -23,7 +25,7 @@ class Collator:
     """Turns one row of the plan into the tensors of one batch."""
 
     def __init__(self, run: Run) -> None:
-        self.samples, self.pad_id = run.train, run.target.pad_id
+        self.samples, self.pad_id, self.reference = run.train, run.target.pad_id, run.reference
         self.make = pack if run.config.packing else collate
         # Medusa's heads read the kept states also where the loss does not.
         asked = run.config.loss.names != {"cross_entropy"} or isinstance(run.drafter.model, HeadModel)
@@ -44,6 +46,8 @@ class Collator:
         if self.with_signals:
             assert batch.signals is not None
             inputs |= batch.signals.tensors()
+        if self.reference is not None and row["samples"]:
+            inputs["reference"] = torch.cat([self.reference[index] for index in row["samples"]])
         return inputs
 
 
@@ -54,21 +58,20 @@ def loss_forward(
     eta: float,
     beta: float,
     temperature: float,
+    share: float | None,
     target_head: Tensor,
     rows: Tensor | None,
     input_ids: Tensor,
     completion_mask: Tensor,
     position_ids: Tensor | None = None,
-    hidden: Tensor | None = None,
-    logsumexp: Tensor | None = None,
-    ids: Tensor | None = None,
-    log_probs: Tensor | None = None,
-    tail: Tensor | None = None,
-    **_: Any,
+    reference: Tensor | None = None,
+    **told: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Summed loss over the batch's completion tokens and, detached, their summed acceptance.
+    """Summed loss over the batch's completion tokens (or the chosen share of them) and, detached, their
+    summed acceptance.
 
-    `rows` maps target ids to rows of the draft head, `None` where they are the same.
+    `told`: the target's signals by their names. `rows` maps target ids to rows of the draft head, `None`
+    where they are the same.
     """
     states = completion_states(model, input_ids, completion_mask, position_ids)
     if len(states) == 0:  # every parameter takes part, as DDP expects
@@ -77,18 +80,20 @@ def loss_forward(
     target: TargetRows | TopKRows | None = None
     labels = None
     if name == "cross_entropy":
-        chosen = input_ids[:, 1:][completion_mask[:, 1:]]
-        labels = chosen if rows is None else rows[chosen]
-    elif ids is not None:
-        assert log_probs is not None and tail is not None
-        target = TopKRows(ids.long() if rows is None else rows[ids.long()], log_probs, tail)
+        ids = input_ids[:, 1:][completion_mask[:, 1:]]
+        labels = ids if rows is None else rows[ids]
     else:
-        assert hidden is not None and (logsumexp is not None or rows is None)
-        target = TargetRows(hidden.to(target_head.dtype), target_head, logsumexp)
+        target = target_rows(told, target_head, rows)
+    head = model.get_output_embeddings().weight
+    if share is not None and reference is not None and target is not None:
+        chosen = most_learnable(
+            states.detach(), head.detach(), target, reference, temperature=temperature, share=share
+        )
+        states, target = states[chosen], target.take(chosen)
     sums = chunked_loss(
         name,
         states,
-        model.get_output_embeddings().weight,
+        head,
         target=target,
         labels_N=labels,
         temperature=temperature,
@@ -96,12 +101,3 @@ def loss_forward(
         beta=beta,
     )
     return sums.loss, sums.acceptance
-
-
-def row_of_id(vocab: Tensor | None, full_size: int, device: torch.device) -> Tensor | None:
-    """int64 [V]: each target id's row of a reduced head, -1 where it has none."""
-    if vocab is None:
-        return None
-    rows = torch.full((full_size,), -1, dtype=torch.int64, device=device)
-    rows[vocab.to(device)] = torch.arange(len(vocab), device=device)
-    return rows

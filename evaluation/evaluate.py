@@ -155,7 +155,7 @@ def summarise_speed(
         tokens, rounds = row["tokens_per_target_call"]["mean"], row["rounds_by_proposed"]
         free = 0.0 if row["drafter"] == "ngram" else None
         row["predicted_speedup"] = handicap * predict_speedup(
-            tokens, costs, rounds, siblings=row["siblings"], cost_ratio=free
+            tokens, costs, rounds, siblings=row.get("siblings", 0), cost_ratio=free
         )
         rows.append(row)
     # The headline is decided beforehand: picked by its measured speed, it would flatter itself.

@@ -13,11 +13,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.files import commit_file
 from evaluation.tables import TextTable, number
 
 if TYPE_CHECKING:
@@ -124,12 +126,31 @@ def open_client(tracking_uri: str) -> MlflowClient:
     os.environ.setdefault(
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3"
     )  # the default waits minutes for a dead server
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # seconds; 120 by default
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for --json
     from mlflow import MlflowClient
 
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    if tracking_uri.startswith("sqlite:///"):
+        _make_store(Path(tracking_uri.removeprefix("sqlite:///")))
     return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+
+
+def _make_store(path: Path) -> None:
+    """Make a new database whole or not at all: MLflow's migrations cannot be resumed where a process
+    was killed between them.
+    """
+    if path.exists() or not path.parent.is_dir():
+        return
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as scratch:
+        made = Path(scratch) / path.name
+        store = SqlAlchemyStore(f"sqlite:///{made}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+        store._dispose_engine()  # what its journal holds comes into the file
+        commit_file(made, path)
 
 
 def candidates(tracking_uri: str, experiments: Sequence[str] | None = None) -> list[CandidateRow]:

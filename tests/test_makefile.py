@@ -42,7 +42,8 @@ def test_no_target_prints_help() -> None:
 def test_every_target_needs_the_environment_first(target: str) -> None:
     plan = make("-n", "-W", "pyproject.toml", target)
     assert "pip install" in plan
-    assert "pip install" not in make("-n", "-o", ".venv/.installed", target)
+    if target != "audit":  # its tools have an environment of their own
+        assert "pip install" not in make("-n", "-o", ".venv/.installed", target)
 
 
 def test_recipe_and_arguments_reach_the_command() -> None:

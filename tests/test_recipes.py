@@ -2,13 +2,16 @@
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 
 from data.files import canonical_hash, sha256_file
-from distill.recipe import COMMIT, RECIPES, load_recipe, recipe_names
+from distill.context import Run
+from distill.recipe import RECIPES, load_recipe, recipe_names
+from distill.recipe_checks import COMMIT
 from distill.recipe_file import RecipeError
 
 NAMES = recipe_names()
@@ -112,3 +115,12 @@ def test_options_that_a_recipe_does_not_use_are_no_part_of_its_keys(name: str, d
     assert canonical_hash(parts) == digest
     used = load_recipe(name, ["train.loss.warm_start={name: forward_kl, share: 0.5}"])
     assert used.train.identity() != recipe.train.identity()
+
+
+def test_the_serving_block_picks_the_loss_temperature() -> None:
+    def temperature(*sets: str) -> float:
+        return Run(load_recipe("smoke", sets), Path("runs"), str, ExitStack()).signal_temperature
+
+    assert temperature() == 1  # served at 0
+    assert temperature("serving.temperature=0.5", "sample.temperature=[0.5]") == 0.5
+    assert temperature("train.signal=live", "train.temperature=2") == 2

@@ -27,7 +27,7 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
     reason.
     """
     config = model.config.get_text_config()
-    name = type(model).__name__
+    name = " ".join(filter(None, [type(model).__name__, model.name_or_path]))
     sliding = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     layer_types = set(getattr(config, "layer_types", None) or [sliding])
     reason = None

@@ -1,9 +1,9 @@
 """The cost of a draft step before training: right shapes, a sentence, and nothing loaded without a target."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from distill import cost_estimate
 from distill.cost_estimate import describe, estimate, measure
@@ -21,11 +21,14 @@ def test_costs_of_the_recipes_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     recipe = load_recipe("smoke", ["draft.init.width=32", "serving.batch_size=2"])
     folder = resolve_model(recipe.target.model, None, tmp_path)
     assert find_model(recipe.target.model, None, tmp_path) == folder
-    made: list[torch.nn.Module] = []
+    made: list[Any] = []
     original = cost_estimate._random_model
-    monkeypatch.setattr(
-        cost_estimate, "_random_model", lambda *args: made.append(original(*args)) or made[-1]
-    )
+
+    def spy(*arguments: Any) -> Any:
+        made.append(original(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(cost_estimate, "_random_model", spy)
     costs = measure(recipe, folder, folder)
     drafter, target = (model.config for model in made)
     assert (drafter.num_hidden_layers, drafter.hidden_size) == (2, 32)

@@ -254,6 +254,15 @@ def test_the_same_command_again_does_nothing(straight: Result, runs: Path, recip
     assert again.read("select", "selection.json") == straight.read("select", "selection.json")
 
 
+def test_an_export_made_again_has_the_same_payload(straight: Result, runs: Path, recipe: Recipe) -> None:
+    before = digests(straight, "export")
+    again = digests(run(recipe, runs, "export", fresh=True, say=quiet), "export")
+    names = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"}
+    payload = {name for name in before if Path(name).name in names}
+    assert len(payload) == len(names)
+    assert {name: again[name] for name in payload} == {name: before[name] for name in payload}
+
+
 def test_damaged_outputs_come_back_bit_for_bit(straight: Result, runs: Path, recipe: Recipe) -> None:
     stage = straight.outcomes["sample"].stage
     before = digests(straight, "sample")

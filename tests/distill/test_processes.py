@@ -131,6 +131,7 @@ def test_a_share_without_samples_takes_part_with_zero_gradients(
         eta=3.0,
         beta=0.5,
         temperature=1.0,
+        share=None,
         target_head=model.lm_head.weight.detach(),
         rows=None,
         input_ids=batch.input_ids,
@@ -233,6 +234,34 @@ def check_equal(alone: dict[str, Any], shared: dict[str, Any], tolerance: float)
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_two_processes_come_to_what_one_does(name: str, alone: dict[str, Any], tmp_path: Path) -> None:
     check_equal(alone, train(tmp_path, "--accelerate", name), 1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_draw_the_same_text_of_the_drafter(tmp_path: Path) -> None:
+    words = ("--set", "train.on_policy={share: 0.5, start: 0.3}")
+    check_equal(train(tmp_path / "one", *words), train(tmp_path / "two", *words, "--accelerate", "ddp"), 1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_choose_tokens_each_in_its_part(tmp_path: Path) -> None:
+    answer = train(tmp_path, "--set", "train.learnable_share=0.4", "--accelerate", "ddp")
+    folder = stage(answer, "train")
+    history = json.loads((folder / "training.json").read_text())["history"]
+    assert history[-1]["sampled"] > history[0]["sampled"]
+    assert not list(folder.glob("reference*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["train.learnable_share=0.4", "train.on_policy={share: 0.5}"])
+def test_sharded_weights_draft_nothing(setting: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path, "--accelerate", "fsdp2", "--set", setting),
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path),
+        cwd=ROOT,
+    )
+    assert done.returncode == 2 and "leave FSDP out" in json.loads(done.stdout)["error"]
 
 
 @pytest.mark.slow

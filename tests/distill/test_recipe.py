@@ -92,6 +92,7 @@ def test_cross_checks_join_the_other_errors(write: Write) -> None:
         ("    layers: [0, 3]\n", "", "draft.init.layers", "layers to keep"),
         ("layers: [0, 3]", "layers: [3, 0]", "draft.init.layers", "ascending"),
         ("layers: [0, 3]", "layers: [0, 3]\n    layer_count: 2", "draft.init.layer_count", "not both"),
+        ("signal: hidden", "signal: hidden\n  temperature: 0.7", "train.temperature", "signal: live"),
         ("layers: [0, 3]", "layers: [0, 0]", "draft.init.layers", "once"),
         ("source: builtin:structured", "source: builtin:nothing", "data.prompts.0.source", "builtin:NAME"),
         ("test: 0.15", "test: 0.95", "data.splits", "below 1"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,11 +88,12 @@ def test_a_width_that_does_not_fit_is_refused(width: int) -> None:
         narrow(model, width, measure_activity(model, TEXTS), range(4))
 
 
-def build(target: Target, **init: object) -> LlamaForCausalLM:
-    config = DraftConfig(init=InitConfig(**{"from": "target"}, **init), vocab_size=48)  # type: ignore[arg-type]
-    drafter = build_drafter(config, target, COUNTS, None, None, TEXTS)  # type: ignore[arg-type]
+def build(target: Target, **options: Any) -> Any:
+    init = InitConfig.model_validate({"from": "target", **options})
+    config = DraftConfig(init=init, vocab_size=48)
+    drafter = build_drafter(config, target, COUNTS, Path(), Path, TEXTS)
     assert drafter.vocab is not None and drafter.model.lm_head.weight.shape[0] == 48
-    return drafter.model  # type: ignore[return-value]
+    return drafter.model
 
 
 def test_drafters_of_chosen_shapes(target: Target) -> None:
@@ -111,14 +114,13 @@ def test_drafters_of_chosen_shapes(target: Target) -> None:
 
 
 def test_config_of_layers_and_their_kinds() -> None:
-    assert InitConfig(**{"from": "x"}).cuts is False
-    assert all(
-        InitConfig(**{"from": "x"}, **{key: value}).cuts
-        for key, value in (("layers", [0]), ("layer_count", 2), ("width", 8))  # type: ignore[arg-type]
-    )
-    plain = DraftConfig(init=InitConfig(**{"from": "target"}, layers=[0])).identity()
-    assert set(plain["init"]) == {"from", "layers"}
-    used = DraftConfig(init=InitConfig(**{"from": "target"}, layer_count=2)).identity()
+    def init(**options: Any) -> InitConfig:
+        return InitConfig.model_validate({"from": "target", **options})
+
+    assert init().cuts is False
+    assert all(init(**options).cuts for options in ({"layers": [0]}, {"layer_count": 2}, {"width": 8}))
+    assert set(DraftConfig(init=init(layers=[0])).identity()["init"]) == {"from", "layers"}
+    used = DraftConfig(init=init(layer_count=2)).identity()
     assert used["init"] == {"from": "target", "layers": None, "layer_count": 2, "choose_by": "even"}
 
 

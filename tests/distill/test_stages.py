@@ -196,5 +196,7 @@ def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         pass
     holder.kill()
     holder.join()
-    with recipe_lock(tmp_path):
-        pass
+    with recipe_lock(tmp_path) as killed:
+        assert killed
+    with recipe_lock(tmp_path) as killed:
+        assert not killed

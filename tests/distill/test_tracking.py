@@ -11,7 +11,14 @@ import pytest
 
 from data.errors import UserError
 from distill.redact import MAX_VALUE, flatten, redact, safe_name
-from distill.tracking import Candidate, Tracker, drafter_digest, resolve_candidate, tracking_uri
+from distill.tracking import (
+    Candidate,
+    Tracker,
+    drafter_digest,
+    end_killed,
+    resolve_candidate,
+    tracking_uri,
+)
 from evaluation.selection import open_client
 
 RECIPE = {
@@ -173,6 +180,65 @@ def test_an_interrupt_while_registering_leaves_no_ready_model(
         register(tracker, drafter, "cut")
     statuses = [str(m.status) for m in tracker.client.search_logged_models([tracker.experiment_id])]
     assert statuses == ["FAILED"]
+
+
+def test_what_a_killed_process_left_open_is_ended_by_the_next_one_there(runs: Path) -> None:
+    dead = Tracker.start(RECIPE, "killed", "killed-target", runs, place="here")
+    with pytest.raises(SystemExit), dead.stage("train") as child:
+        raise SystemExit
+    lost = dead.client.create_run(
+        dead.experiment_id, run_name="sample", tags={"recipe": "killed", "place": "here", "stage": "sample"}
+    )
+    others = [
+        Tracker.start(RECIPE, "killed", "killed-target", runs, place="elsewhere"),
+        Tracker.start(RECIPE, "killed", "killed-target", runs),
+        Tracker.start(RECIPE, "another", "killed-target", runs, place="here"),
+    ]
+    end_killed(runs, "killed", "killed-target", "here")
+    end_killed(runs / "nothing", "killed", "killed-target", "here")
+    with Tracker.start(RECIPE, "killed", "killed-target", runs, place="here") as now:
+
+        def status(run_id: str) -> str:
+            return str(now.client.get_run(run_id).info.status)
+
+        assert [status(run_id) for run_id in (dead.run_id, lost.info.run_id, child.run_id)] == ["KILLED"] * 3
+        assert [status(other.run_id) for other in (*others, now)] == ["RUNNING"] * 4
+    for other in others:
+        other.__exit__(None, None, None)
+
+
+def test_a_process_killed_between_registering_and_committing_leaves_no_phantom(
+    runs: Path, drafter: Path
+) -> None:
+    def register_again(tracker: Tracker, key: str) -> Candidate:
+        about = ({"x": 1.0}, {"loss": "tvd"}, "held-out", "d1", "phantom")
+        return tracker.register_candidate(drafter, *about, key=key)
+
+    dead = Tracker.start(RECIPE, "phantom", "phantom-target", runs)
+    whole = register_again(dead, "one")
+    half = dead.client.create_logged_model(dead.experiment_id, name="phantom", tags={"key": "two"})
+    dead.client.create_model_version("phantom", half.artifact_location, tags={"model_id": half.model_id})
+    with Tracker.start(RECIPE, "phantom", "phantom-target", runs) as now:
+        assert register_again(now, "one") == whole
+        other = register_again(now, "two")
+        assert other.model_id not in (whole.model_id, half.model_id)
+    versions = now.client.search_model_versions("name = 'phantom'")
+    assert {version.tags["model_id"] for version in versions} == {whole.model_id, other.model_id}
+    assert str(now.client.get_logged_model(half.model_id).status) == "FAILED"
+    dead.__exit__(None, None, None)
+
+
+def test_a_new_store_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    def fail(self: SqlAlchemyStore, uri: str, *_: object) -> None:
+        Path(uri.removeprefix("sqlite:///")).write_text("half a database")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SqlAlchemyStore, "__init__", fail)
+    with pytest.raises(KeyboardInterrupt):
+        open_client(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_safetensors_drafters_are_stored(runs: Path, drafter: Path) -> None:

@@ -271,6 +271,7 @@ def test_gradients_are_those_of_the_eager_sum_over_count(
 ) -> None:
     """One step of the trainer, its gradient caught before the optimizer, against the loss written out."""
     from distill import trainer as trainer_module
+    from distill import training_arguments
 
     samples = make_samples(12)
     caught: dict[str, torch.Tensor] = {}
@@ -283,12 +284,12 @@ def test_gradients_are_those_of_the_eager_sum_over_count(
                 caught.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
 
     drafter = new_drafter(target)
-    original = trainer_module._CLIP
-    trainer_module._CLIP = 1e9
+    original = training_arguments._CLIP
+    training_arguments._CLIP = 1e9
     try:
         run_with_callback(drafter, target, samples, tmp_path, Catch())
     finally:
-        trainer_module._CLIP = original
+        training_arguments._CLIP = original
     fresh = new_drafter(target)
     own = samples.where(split="train")
     sizes = [(len(record.input_ids), record.completion_tokens) for record in own]
@@ -542,7 +543,7 @@ def test_golden_trajectory(tmp_path: Path) -> None:
 
 
 def test_model_parameters_of_the_caller_train(target: Target, drafter: DraftModel) -> None:
-    from distill.trainer import set_trainable
+    from distill.training_arguments import set_trainable
 
     model: PreTrainedModel = drafter.model.requires_grad_(False)
     set_trainable(model)
@@ -658,7 +659,7 @@ def test_bfloat16_products_over_float32_weights(
 
     samples, losses = make_samples(12), {}
     for mixed in (False, True):
-        monkeypatch.setattr(distill.trainer, "_is_mixed", lambda *_, mixed=mixed: mixed)
+        monkeypatch.setattr(distill.trainer, "is_mixed", lambda *_, mixed=mixed: mixed)
         seen: list[float] = []
 
         def report(
@@ -694,10 +695,10 @@ class Poison:
 def test_a_step_without_a_finite_gradient_is_left_out_and_counted(
     target: Target, make_samples: Callable[..., Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import distill.trainer
+    from distill import training_arguments
 
     samples = make_samples(20)
-    monkeypatch.setattr(distill.trainer, "_CLIP", 0.1)
+    monkeypatch.setattr(training_arguments, "_CLIP", 0.1)
     Poison({3, 4, 6}, monkeypatch)
     config = TrainConfig(tokens=500, learning_rate=3e-3, batch_size=4)
 

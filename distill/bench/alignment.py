@@ -1,0 +1,269 @@
+"""`distill bench alignment`: losses, drafter shapes and choices of data against each other, on equal budgets.
+
+All arms share a recipe's samples, start, tokens, learning rate, batches and seed, and differ in the settings
+below alone. Each is measured after its last step on the test split, teacher-forced: the three acceptances,
+and tokens per target call of chains of 4 and 8 drafts. An arm's result is a file of its own, so a bench that
+was stopped goes on where it was, inside an arm too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from data.errors import UserError
+from data.files import write_json
+from distill.context import Run
+from distill.identity import environment
+from distill.recipe import load_recipe
+from distill.stages import Say, recipe_lock
+
+if TYPE_CHECKING:
+    from data.records import Samples
+    from evaluation.acceptance import AcceptanceTable
+    from evaluation.decoder.drafters import DraftModel
+
+TOKENS = 50_000
+COUNTS = (4, 8)
+BASELINE = "forward_kl"
+
+_PRUNED = "draft.init.layers=null"
+ARMS: dict[str, tuple[str, ...]] = {
+    "start": (),  # not trained
+    "ngram": (),  # prompt look-up, not trained either: the control
+    BASELINE: ("train.loss.name=forward_kl",),
+    "cross_entropy": ("train.loss.name=cross_entropy",),
+    "reverse_kl": ("train.loss.name=reverse_kl",),
+    "jsd": ("train.loss.name=jsd",),
+    "tvd": ("train.loss.name=tvd",),
+    "tvd_pp": ("train.loss.name=tvd_pp",),
+    "neg_log_acceptance": ("train.loss.name=neg_log_acceptance",),
+    "lk_hybrid": ("train.loss.name=lk_hybrid",),
+    "argmax": ("train.loss.name=argmax",),
+    "kl_then_hybrid": ("train.loss.name=lk_hybrid", "train.loss.warm_start={share: 0.5}"),
+    "kl_then_tvd": ("train.loss.name=tvd", "train.loss.warm_start={share: 0.5}"),
+    "layers_2": (_PRUNED, "draft.init.layer_count=2"),
+    "layers_4": (_PRUNED, "draft.init.layer_count=4"),
+    "layers_6": (_PRUNED, "draft.init.layer_count=6"),
+    "important_4": (_PRUNED, "draft.init.layer_count=4", "draft.init.choose_by=importance"),
+    "chosen_tokens": ("train.learnable_share=0.4",),
+    "flat_samples": ("train.flat_share=0.5",),
+    "on_policy": ("train.on_policy={share: 0.25}",),
+    "full_vocabulary": ("draft.vocab_size=null",),
+    "gkd": ("draft.vocab_size=null",),  # trl's trainer; to be compared with full_vocabulary
+}
+"""What sets each arm apart from the recipe, as `--set` would say it."""
+
+
+def bench(
+    name: str, sets: Sequence[str], tokens: int, arms: Sequence[str], runs_dir: Path, say: Say
+) -> dict[str, Any]:
+    """Sample once, then train and measure each arm that is not measured yet; all results.
+
+    Raises `UserError` for an unknown arm, and where the recipe does not take an arm's settings.
+    """
+    unknown = [arm for arm in arms if arm not in ARMS]
+    if unknown:
+        raise UserError(f"there is no arm {unknown[0]!r}; there are: {', '.join(ARMS)}")
+    shared = [f"sample.tokens={tokens}", f"train.tokens={tokens}", *sets]
+    # All recipes first: a setting that does not fit is found before any work
+    recipes = {arm: load_recipe(name, [*shared, *ARMS[arm]]) for arm in arms}
+    recipe = load_recipe(name, shared)
+
+    from distill import pipeline
+
+    pipeline.run(recipe, runs_dir, "sample", fresh=False, say=say)
+    root = runs_dir / recipe.name
+    results: dict[str, Any] = {}
+    with recipe_lock(root), ExitStack() as stack:
+        base = Run(recipe, runs_dir, say, stack)
+        for arm, own in recipes.items():
+            run = Run(own, runs_dir, say, stack)
+            result = root / "alignment" / f"{arm}-{run.stages['train'].key}.json"
+            if not result.exists():
+                say(f"bench alignment: {arm}")
+                # Loaded once for all
+                run.target, run.samples = base.target, base.samples
+                write_json(result, _measure_arm(arm, run, result.with_suffix("")))
+            results[arm] = _read(result)
+    test = base.samples.where(split="test")
+    return {
+        "recipe": recipe.name,
+        "settings": shared,
+        "tokens": recipe.train.tokens,
+        "sampled_tokens": base.samples.where(split="train").completion_tokens,
+        "learning_rate": recipe.train.learning_rate,
+        "seed": recipe.seed,
+        "temperature": base.signal_temperature,
+        "test_samples": len(test),
+        "test_tokens": test.completion_tokens,
+        "environment": environment(),
+        "arms": results,
+    }
+
+
+def _measure_arm(arm: str, run: Run, scratch: Path) -> dict[str, Any]:
+    """Train one arm in `scratch`, which is deleted then, and measure it."""
+    test = run.samples.where(split="test")
+    if arm == "ngram":
+        return {
+            "arm": arm,
+            "seconds": 0.0,
+            "resumed": False,
+            "costs": None,
+            "samples": sample_rows(ngram_table(run, test), test),
+        }
+    drafter = run.initial_drafter()
+    resumed, begin = scratch.exists(), monotonic()
+    if arm == "gkd":
+        from distill.bench.gkd import train_gkd
+
+        config, seed = run.recipe.train, run.recipe.seed
+        train_gkd(drafter, run.target, run.samples, config, seed=seed, out_dir=scratch)
+    elif arm != "start":
+        _train(drafter, run, scratch)
+    seconds = monotonic() - begin
+    found = {
+        "arm": arm,
+        "seconds": seconds,
+        "resumed": resumed,  # then the seconds are those of the last session alone
+        "costs": _costs(drafter, run),
+        "samples": sample_rows(_table(drafter, run, test), test),
+    }
+    shutil.rmtree(scratch, ignore_errors=True)
+    return found
+
+
+def _train(drafter: DraftModel, run: Run, scratch: Path) -> None:
+    """Train `drafter` in place to its last step."""
+    from distill.progress import Progress
+    from distill.train import train_drafter
+
+    with Progress("train", run.recipe.train.tokens) as progress:
+
+        def report(step: int, steps: int, tokens: int, measures: dict[str, float]) -> None:
+            progress.to(tokens, ", ".join(f"{name} {value:.3f}" for name, value in measures.items()))
+
+        train_drafter(
+            drafter,
+            run.target,
+            run.samples,
+            run.recipe.train,
+            temperature=run.signal_temperature,
+            seed=run.recipe.seed,
+            out_dir=scratch,
+            report=report,
+            metric=run.metric,
+        )
+
+
+def _costs(drafter: DraftModel, run: Run) -> dict[str, Any]:
+    from evaluation.cost_model import measure_by_batch
+
+    (costs,) = measure_by_batch(run.target.model, drafter, COUNTS, [run.recipe.serving.batch_size])
+    return costs
+
+
+def _table(drafter: DraftModel, run: Run, samples: Samples) -> AcceptanceTable:
+    from functools import partial
+
+    from evaluation.acceptance import teacher_forced
+    from evaluation.signals import target_signals
+
+    temperature = run.signal_temperature
+    live = partial(target_signals, run.target.model, temperature=temperature)
+    return teacher_forced(
+        drafter,
+        run.target.model.get_output_embeddings().weight.detach(),
+        samples,
+        temperature=temperature,
+        batch_size=2 * run.recipe.train.batch_size,
+        signals=None if samples.has_signals else live,
+        target=run.target.model,
+    )
+
+
+def ngram_table(run: Run, samples: Samples) -> AcceptanceTable:
+    """The acceptances of prompt look-up, which proposes one id or none at each position: sampled or chosen,
+    it is accepted with the target's probability of that id."""
+    import torch
+
+    from data.records import collate
+    from data.signals import Signals
+    from evaluation.acceptance import AcceptanceTable
+    from evaluation.decoder.drafters import NgramDrafter
+    from evaluation.signals import target_signals
+
+    head = run.target.model.get_output_embeddings().weight.detach()
+    drafter, temperature = NgramDrafter(), run.signal_temperature
+    columns: tuple[list[torch.Tensor], ...] = ([], [], [])
+    for index, record in enumerate(samples):
+        batch = collate(samples, [index], run.target.pad_id)
+        told = batch.signals
+        if not isinstance(told, Signals):  # not kept, or the most likely ids alone
+            told = target_signals(run.target.model, batch, temperature)
+        places = [place for place, trained in enumerate(record.completion_mask) if trained]
+        ids = torch.tensor([(drafter.look_up(record.input_ids[:place], 1) or [-1])[0] for place in places])
+        logits = (told.hidden.to(head.dtype) * head[ids.clamp(min=0)]).sum(-1).float() / temperature
+        probs = torch.where(ids >= 0, (logits - told.logsumexp).exp(), 0.0).clamp(max=1).cpu()
+        owner = torch.full((len(places),), index)
+        for column, values in zip(columns, (probs, (ids == told.argmax.cpu()).float(), owner), strict=True):
+            column.append(values)
+    accepted, greedy, owner = (torch.cat(column) for column in columns)
+    return AcceptanceTable(accepted, accepted, greedy, owner)
+
+
+def sample_rows(table: AcceptanceTable, samples: Samples) -> list[dict[str, Any]]:
+    """For each sample its tokens, the sums of the three acceptances over them, and the target calls that
+    decoding it with K drafts a round would take: along greedy text by `greedy`, else by `sampled`."""
+    import torch
+
+    order = torch.argsort(table.sample, stable=True)
+    sizes = torch.bincount(table.sample, minlength=len(samples)).tolist()
+    parts = [values[order].double().split(sizes) for values in (table.sampled, table.argmax, table.greedy)]
+    rows = []
+    for record, sampled, argmax, greedy in zip(samples, *parts, strict=True):
+        accepted = greedy if record.temperature == 0 else sampled
+        rows.append(
+            {
+                "task": record.task,
+                "seen": record.seen_template,
+                "temperature": record.temperature,
+                "tokens": len(sampled),
+                "sampled": float(sampled.sum()),
+                "argmax": float(argmax.sum()),
+                "greedy": float(greedy.sum()),
+                **{f"calls_{count}": target_calls(accepted.tolist(), count) for count in COUNTS},
+            }
+        )
+    return rows
+
+
+def target_calls(accepted: Sequence[float], count: int) -> float:
+    """Expected target calls to decode a text with `count` drafts a round, where the draft of token i is
+    accepted with probability `accepted[i]` given that those before it were; its first token is the
+    prefill's.
+
+        calls(i) = 1 + sum_a P(a accepted at i) calls(i + a + 1),    calls(end) = 0
+    """
+    end = len(accepted)
+    calls = [0.0] * (end + count + 2)
+    for place in range(end - 1, 0, -1):
+        total, reach = 1.0, 1.0
+        for ahead in range(count):
+            chance = accepted[place + ahead] if place + ahead < end else 0.0
+            total += reach * (1 - chance) * calls[place + ahead + 1]
+            reach *= chance
+        calls[place] = total + reach * calls[place + count + 1]
+    return calls[1]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import json
+
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value

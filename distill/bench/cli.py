@@ -1,0 +1,89 @@
+"""`distill bench`: its part of the command line, and the bench that is meant."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from data.errors import UserError
+from distill.stages import Say, runs_folder
+
+BENCHES = ("decoder", "training", "alignment", "kinds")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `distill bench` after the command's name."""
+    parser.add_argument("what", choices=BENCHES)
+    parser.add_argument(
+        "recipe",
+        nargs="*",
+        help="decoder: whose trained pair (smollm2-135m); alignment: what all arms share "
+        "(smollm2-135m-open); kinds: whose drafters to compare",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="alignment: tokens sampled, and trained on by each arm (50000)",
+    )
+    parser.add_argument("--arms", metavar="A,B", help="alignment: these alone; all where left out")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    """Run the bench that `options` name: what it found, and the same as the user reads it."""
+    if options.what != "alignment" and (options.tokens is not None or options.arms is not None):
+        raise UserError("--tokens and --arms are for `distill bench alignment`: leave them out here")
+    bench = {"decoder": _decoder, "training": _training, "alignment": _alignment, "kinds": _kinds}
+    return bench[options.what](options, say)
+
+
+def _only(options: argparse.Namespace, default: str) -> str:
+    """The one recipe of a bench that takes one."""
+    if len(options.recipe) > 1:
+        raise UserError(f"bench {options.what} takes one recipe")
+    name: str = options.recipe[0] if options.recipe else default
+    return name
+
+
+def _decoder(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    from distill.bench.command import bench, report
+    from distill.recipe import load_recipe
+
+    found = bench(load_recipe(_only(options, "smollm2-135m"), options.set), runs_folder(), say=say)
+    return found, report(found)
+
+
+def _training(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    from distill.bench import training
+
+    if options.recipe or options.set:
+        raise UserError("bench training compares random models of set sizes: leave the recipe out, and --set")
+    found = training.bench(say)
+    return found, training.report(found)
+
+
+def _alignment(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    from distill.bench.alignment import ARMS, TOKENS, bench
+    from distill.bench.alignment_report import report
+
+    name = _only(options, "smollm2-135m-open")
+    arms = list(ARMS) if options.arms is None else options.arms.split(",")
+    tokens = TOKENS if options.tokens is None else options.tokens
+    found = bench(name, options.set, tokens, arms, runs_folder(), say)
+    sets = "".join(f" --set {each}" for each in options.set)
+    return found, report(found, f"distill bench alignment {name} --tokens {tokens}{sets}")
+
+
+def _kinds(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    from distill.bench import kinds
+    from distill.recipe import load_recipe
+
+    if len(options.recipe) < 2:
+        raise UserError("bench kinds compares drafters: name two recipes or more, all of them trained")
+    recipes = [load_recipe(name, options.set) for name in options.recipe]
+    found = kinds.bench_kinds(recipes, runs_folder(), say=say)
+    return found, kinds.report(found)

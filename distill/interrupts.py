@@ -1,0 +1,62 @@
+"""SIGINT and SIGTERM: end the work in order, once; a second one ends the process at once.
+
+Most work ends where it stands, since what is finished is on disk. Inside `deferred`, where a step must not be
+torn, the work is only asked to end, and says so by itself when it can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM, with the exit code that shells expect."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+_waiting: list[Interrupted] = []
+_deferring = 0
+
+
+@contextlib.contextmanager
+def handled() -> Iterator[None]:
+    """Raise `Interrupted` at the first signal in here; the second one ends the process at once."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        if not _deferring:
+            raise Interrupted(number)
+        _waiting.append(Interrupted(number))
+
+    before: dict[int, Any] = {}
+    try:
+        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
+            before[number] = signal.signal(number, interrupt)
+    except ValueError:  # not in the main thread: whoever runs us there minds the signals
+        before.clear()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Callable[[], bool]]:
+    """Hold a signal back until the block ends; the function given says whether one is waiting."""
+    global _deferring
+    _deferring += 1
+    try:
+        yield lambda: bool(_waiting)
+    finally:
+        _deferring -= 1
+        if _waiting and not _deferring:
+            raise _waiting.pop()

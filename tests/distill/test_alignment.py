@@ -1,0 +1,165 @@
+"""The bench of alignment on the tiny recipe: equal arms agree, and a stopped bench goes on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from data.errors import UserError
+from data.records import Samples
+from distill import cli
+from distill.bench import alignment
+from distill.bench.alignment import ARMS, bench, sample_rows, target_calls
+from distill.bench.alignment_report import report
+from distill.recipe import load_recipe
+from evaluation.acceptance import AcceptanceTable
+from evaluation.replay import replay
+
+TOKENS = 150
+SETS = ["evaluate.prompts=3", "sample.max_new_tokens=8", "train.learning_rate=3e-3"]
+CHOSEN = ["start", "ngram", "forward_kl", "full_vocabulary", "gkd"]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All arms, after a first attempt that died while the second trained arm was trained."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        original = alignment._train
+
+        def dying(drafter: Any, run: Any, scratch: Path) -> None:
+            if "full_vocabulary" in scratch.name:
+                raise Killed
+            original(drafter, run, scratch)
+
+        patch.setattr(alignment, "_train", dying)
+        with pytest.raises(Killed):
+            bench("smoke", SETS, TOKENS, CHOSEN, runs_dir, say)
+    done = {path.name: path.stat().st_mtime_ns for path in runs_dir.glob("smoke/alignment/*.json")}
+    assert {name.rsplit("-", 1)[0] for name in done} == {"start", "ngram", "forward_kl"}
+    result = bench("smoke", SETS, TOKENS, CHOSEN, runs_dir, say)
+    kept = {path.name: path.stat().st_mtime_ns for path in runs_dir.glob("smoke/alignment/*")}
+    assert len(kept) == len(CHOSEN)  # and no scratch
+    assert done.items() <= kept.items()
+    assert [text for text in said if "forward_kl" in text] == ["bench alignment: forward_kl"]
+    return result
+
+
+def test_every_arm_is_measured_on_the_same_tokens(found: dict[str, Any]) -> None:
+    assert list(found["arms"]) == CHOSEN and found["tokens"] == TOKENS
+    shapes = [
+        [(row["task"], row["seen"], row["temperature"], row["tokens"]) for row in arm["samples"]]
+        for arm in found["arms"].values()
+    ]
+    assert all(shape == shapes[0] for shape in shapes)
+    assert sum(row[3] for row in shapes[0]) == found["test_tokens"]
+    for arm in found["arms"].values():
+        for row in arm["samples"]:
+            assert 0 <= row["greedy"] <= row["tokens"] and 0 <= row["sampled"] <= row["tokens"]
+            assert (row["tokens"] - 1) / 9 <= row["calls_8"] <= row["calls_4"] <= row["tokens"]
+
+
+def test_trls_gkd_agrees_with_forward_kl(found: dict[str, Any]) -> None:
+    """Off-policy at beta 0, over the whole vocabulary: the same sums from another trainer's step."""
+    ours, theirs, start = (found["arms"][arm]["samples"] for arm in ("full_vocabulary", "gkd", "start"))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["sampled"] == pytest.approx(other["sampled"], rel=1e-3)
+    moved = [abs(one["sampled"] - other["sampled"]) for one, other in zip(ours, start, strict=True)]
+    assert max(moved) > 0.01  # training did something that the two could disagree about
+
+
+def test_the_page(found: dict[str, Any]) -> None:
+    text = report(found, "distill bench alignment smoke")
+    lines = text.splitlines()
+    assert "`distill bench alignment smoke` on" in text and "150 tokens trained per arm" in text
+    for arm in CHOSEN:
+        assert sum(line.startswith(f"| {arm} |") for line in lines) == 2  # in all, and by task
+    own = next(line for line in lines if line.startswith("| forward_kl |"))
+    assert "+0.000 [+0.000, +0.000]" in own
+    tables = [line.count("|") for line in lines if line.startswith("|")]
+    assert len(set(tables)) == 2
+    without = {**found, "arms": {"start": found["arms"]["start"]}}
+    assert "greedy - forward_kl" not in report(without, "x")
+    json.dumps(found)
+
+
+def test_unknown_arms_and_settings_are_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no arm 'forward_lk'"):
+        bench("smoke", [], TOKENS, ["forward_lk"], tmp_path, str)
+    with pytest.raises(UserError, match="own shape"):
+        bench("smollm2-135m", [], TOKENS, ["layers_2"], tmp_path, str)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_decoders_bench_takes_no_arms(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "decoder", "--arms", "tvd"]) == 2
+    assert "for `distill bench alignment`" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_is_a_recipe_of_its_own(arm: str) -> None:
+    recipe = load_recipe("smollm2-135m-open", ARMS[arm])
+    assert recipe.draft.init.layers is None or recipe.draft.init.layer_count is None
+
+
+# --- target calls ---
+
+
+def enumerated(accepted: list[float], count: int) -> float:
+    """The same by following every outcome of every round."""
+
+    def calls(place: int) -> float:
+        if place >= len(accepted):
+            return 0.0
+        total, reach = 1.0, 1.0
+        for ahead in range(count + 1):
+            chance = accepted[place + ahead] if ahead < count and place + ahead < len(accepted) else 0.0
+            total += reach * (1 - chance) * calls(place + ahead + 1)
+            reach *= chance
+        return total
+
+    return calls(1)
+
+
+def test_target_calls_against_enumeration_and_replay() -> None:
+    accepted = [0.3, 0.9, 0.2, 1.0, 0.0, 0.7, 0.5]
+    for count in (1, 2, 4):
+        assert target_calls(accepted, count) == pytest.approx(enumerated(accepted, count))
+    assert target_calls([0.0] * 6, 4) == 5 and target_calls([1.0] * 11, 4) == 2
+    matches = "0110111100101111101"
+    rounds = replay(matches, 3)  # without the last one
+    assert target_calls([float(bit) for bit in matches], 3) == len(rounds) + 1
+
+
+def test_sample_rows_use_the_acceptance_of_the_temperature(
+    make_samples: Callable[..., Samples],
+) -> None:
+    from dataclasses import replace
+
+    samples = make_samples(4)
+    warm = Samples([replace(samples[0], temperature=1.0), samples[1]], None)
+    sizes = [record.completion_tokens for record in warm]
+
+    def column(value: float) -> Tensor:
+        return torch.full((sum(sizes),), value)
+
+    owner = torch.repeat_interleave(torch.arange(2), torch.tensor(sizes)).flip(0)  # in any order
+    table = AcceptanceTable(column(0.5), column(0.25), column(1.0), owner)
+    first, second = sample_rows(table, warm)
+    assert (first["tokens"], second["tokens"]) == tuple(sizes)
+    assert first["argmax"] == pytest.approx(0.25 * sizes[0])
+    assert first["calls_4"] == pytest.approx(target_calls([0.5] * sizes[0], 4))
+    assert second["calls_4"] == pytest.approx(target_calls([1.0] * sizes[1], 4))

@@ -1,0 +1,107 @@
+"""Kills at every write point: of a small stage in the normal suite, of the whole pipeline in `make chaos`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.files import commit_file, replace_directory, write_atomic, write_json
+from distill.stages import Stage, run_stage
+from tests.chaos import STRIKES, Writes, plan
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def work(folder: Path) -> None:
+    """Writes in every way that a stage may write, and goes on where it stopped."""
+    if not (folder / "one.json").exists():
+        write_json(folder / "one.json", {"one": 1})
+    if not (folder / "drafter").is_dir():
+        replace_directory(folder / "drafter", lambda new: (new / "weights").write_text("w" * 100_000))
+    if not (folder / "shard.parquet").exists():
+        (folder / "shard.tmp").write_text("s" * 1000)
+        commit_file(folder / "shard.tmp", folder / "shard.parquet")
+    write_atomic(folder / "page.html", "<p>")
+
+
+def session(root: Path, at: int | None) -> tuple[int, int]:
+    """Run the stage in a fork that is killed before its write number `at`; its exit code, and its writes."""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        code = 70
+        try:
+            writes = Writes(str(root), at, lambda: STRIKES["kill"](os.getpid()))
+            writes.install()
+            run_stage(Stage("sample", root, {}, {}), work, fresh=False, say=lambda text: None)
+            os.write(writing, str(writes.count).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        count = int(stream.read() or 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), count
+
+
+def outputs(root: Path) -> dict[str, str]:
+    folder = Stage("sample", root, {}, {}).directory
+    manifest = json.loads((folder / "manifest.json").read_text())
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert there == {*manifest["files"], "manifest.json", "inputs.json"}, "something is left over"
+    return {name: entry["sha256"] for name, entry in manifest["files"].items()}
+
+
+def test_a_kill_before_any_write_of_a_stage_loses_nothing(tmp_path: Path) -> None:
+    code, count = session(tmp_path / "straight", None)
+    assert code == 0 and count > 20, "the hook sees the writes"
+    for at in range(count):
+        root = tmp_path / f"killed-{at}"
+        assert session(root, at)[0] == -9
+        assert session(root, None)[0] == 0
+        assert outputs(root) == outputs(tmp_path / "straight"), at
+
+
+def test_a_stage_that_trusts_a_half_written_file_would_be_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def careless(folder: Path) -> None:
+        if not (folder / "one.json").exists():
+            with (folder / "one.json").open("w") as stream:
+                stream.write("half ")
+                stream.flush()
+                os.fsync(stream.fileno())
+                stream.write("whole")
+
+    monkeypatch.setattr(sys.modules[__name__], "work", careless)
+    _, count = session(tmp_path / "straight", None)
+    differing = 0
+    for at in range(count):
+        root = tmp_path / f"killed-{at}"
+        session(root, at)
+        session(root, None)
+        differing += outputs(root) != outputs(tmp_path / "straight")
+    assert differing
+
+
+def test_the_plan_reaches_every_stage_and_kind() -> None:
+    import random
+
+    trials = plan(["a", "b"], {"a": 30, "b": 90}, 100, random.Random(0))
+    assert {stage for _, stage, _ in trials} == {"a", "b"} and len(trials) >= 100
+    assert all(point < {"a": 30, "b": 90}[stage] for _, stage, point in trials)
+    kills = [(stage, point) for kind, stage, point in trials if kind == "kill"]
+    assert len(set(kills)) == len(kills) > 50
+
+
+@pytest.mark.slow
+def test_the_pipeline_survives_a_short_sweep() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", "--faults", "10", "--seed", "3"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
