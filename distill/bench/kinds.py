@@ -148,11 +148,11 @@ def race_kinds(
     decoders = {"plain": Decoder(runner, **settings)}
     about: dict[str, tuple[Contestant | None, int, dict[str, Any] | None]] = {}
     argmax = serving.draft_sampling == "argmax"
-    for each in contestants:
+    for number, each in enumerate(contestants):
         drafter: ModelDrafter = make_drafter(each.drafter, runner, options, argmax=argmax, int8=True)
         costs = measure_costs(runner, drafter, range(1, max(each.counts) + 1), size)
         for count in each.counts:
-            name = f"{each.recipe} {count}"
+            name = f"{number} {count}"
             decoders[name] = Decoder(runner, drafter=drafter, num_speculative_tokens=count, **settings)
             about[name] = (each, count, costs)
         stopping: ModelDrafter = make_drafter(
@@ -160,7 +160,7 @@ def race_kinds(
         )
         most = max(each.counts)
         guard = Guard([round_cost(costs, drafts) for drafts in range(most + 1)])
-        name = f"{each.recipe}{STOPS}"
+        name = f"{number}{STOPS}"
         decoders[name] = Decoder(
             runner, drafter=stopping, num_speculative_tokens=most, guard=guard, **settings
         )
@@ -209,11 +209,11 @@ def report(found: dict[str, Any]) -> str:
         "| recipe | kind | training minutes | tokens trained on | weights beside the target's |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
-    drafters = {row["recipe"]: row for row in found["rows"] if row["recipe"]}
+    drafters = {(row["recipe"], row["kind"]): row for row in found["rows"] if row["recipe"]}
     lines += [
         f"| {name} | {row['kind']} | {row['training_minutes']:.1f} | {row['trained_tokens']:,} | "
         f"{row['megabytes']:.1f} MB |"
-        for name, row in drafters.items()
+        for (name, _), row in drafters.items()
     ]
     for size in sorted({row["batch_size"] for row in found["rows"]}):
         rows = [row for row in found["rows"] if row["batch_size"] == size]
