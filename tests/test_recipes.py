@@ -102,8 +102,8 @@ def test_shipped_drafters_are_small_whole_and_have_a_card(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "digest"),
     [
-        ("smollm2-135m", "9e96d135836dc25f"),
-        ("smollm2-135m-general", "b8b44f588f054699"),
+        ("smollm2-135m", "a51c773e8df065bd"),
+        ("smollm2-135m-general", "3de39cff6fff395c"),
         ("llama-1b", "b3486295d3957269"),
     ],
 )
