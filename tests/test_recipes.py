@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.files import canonical_hash, sha256_file
+from data.files import sha256_file
 from distill.context import Run
 from distill.recipe import COMMIT, RECIPES, load_recipe, recipe_names
 from distill.recipe_file import RecipeError
@@ -98,22 +98,19 @@ def test_shipped_drafters_are_small_whole_and_have_a_card(folder: Path) -> None:
     assert manifest["facts"]["recipe"] in NAMES and "## Measured" in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "digest"),
-    [
-        ("smollm2-135m", "9e96d135836dc25f"),
-        ("smollm2-135m-general", "b8b44f588f054699"),
-        ("llama-1b", "b3486295d3957269"),
-    ],
-)
-def test_options_that_a_recipe_does_not_use_are_no_part_of_its_keys(name: str, digest: str) -> None:
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-general", "llama-1b"])
+def test_options_that_a_recipe_does_not_use_are_no_part_of_its_keys(name: str) -> None:
     """Hours of sampling and training stand under keys made of these parts: an option that is new changes
     them only where it is used."""
     recipe = load_recipe(name)
-    parts = [recipe.sample.identity(), recipe.draft.identity(), recipe.train.identity()]
-    assert canonical_hash(parts) == digest
-    used = load_recipe(name, ["train.loss.warm_start={name: forward_kl, share: 0.5}"])
-    assert used.train.identity() != recipe.train.identity()
+    train, draft = recipe.train.identity(), recipe.draft.identity()
+    assert set(train) == {"loss", "signal", "tokens", "learning_rate", "batch_size", "accumulation"}
+    assert set(train["loss"]) == {"name", "eta"}
+    assert set(draft) == {"kind", "init", "vocab_size", "revision"}
+    assert set(draft["init"]) == {"from", "layers"}
+    used = load_recipe(name, ["train.loss.warm_start={share: 0.5}", "train.flat_share=0.5"])
+    assert {*used.train.identity()} - {*train} == {"flat_share"}
+    assert {*used.train.identity()["loss"]} - {*train["loss"]} == {"warm_start"}
 
 
 def test_the_serving_block_picks_the_loss_temperature() -> None:
