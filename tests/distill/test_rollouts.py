@@ -125,9 +125,9 @@ def test_a_killed_run_rolls_out_the_same_again(
     replaced: list[int] = []
     original = Rollouts.batch
 
-    def counted(self: Rollouts, inputs: dict[str, Any], number: int) -> dict[str, Any]:
+    def counted(self: Rollouts, inputs: dict[str, Any], number: int, part: slice) -> dict[str, Any]:
         replaced.append(number)
-        return original(self, inputs, number)
+        return original(self, inputs, number, part)
 
     monkeypatch.setattr(Rollouts, "batch", counted)
 
