@@ -71,7 +71,10 @@ def _check_kind(
             yield "train.signal", f"{draft.kind} heads learn from the target's states: write hidden or live"
         for key in ("lora", "packing", "gradient_checkpointing", "learnable_share", "on_policy"):
             if getattr(train, key):
-                yield f"train.{key}", f"not for {draft.kind} heads, only for drafters of kind model: leave it out"
+                yield (
+                    f"train.{key}",
+                    f"not for {draft.kind} heads, only for drafters of kind model: leave it out",
+                )
 
 
 def _check_formats(draft: DraftConfig, export: ExportConfig) -> Iterator[tuple[str, str]]:
