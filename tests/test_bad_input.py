@@ -423,7 +423,7 @@ MODELS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "weights of text": (write("model.safetensors", "git-lfs pointer"), ["weights", "download"]),
     "a layer's weights missing": (config(num_hidden_layers=5), ["do not fit its config", "layers.4"]),
     "weights of another width": (config(hidden_size=32), ["config"]),
-    "fewer ids than rows": (config(vocab_size=300), ["do not fit its config.json", "embed_tokens"]),
+    "fewer ids than rows": (config(vocab_size=300), ["tokenizer names id", "the model has ids 0 to 299"]),
     "NaN in the weights": (
         lambda folder: reweigh(folder, lambda tensors: first(tensors, torch.nan)), ["norm.weight", "NaN"],
     ),

@@ -40,6 +40,8 @@ def digests(result: Result, name: str) -> dict[str, str]:
 class Child:
     """A tracker that tracks nothing."""
 
+    run_id = ""
+
     @contextmanager
     def stage(self, name: str) -> Any:
         yield self
@@ -70,6 +72,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(Run, "stages", property(stages))
     monkeypatch.setattr(Run, "tracker", Child())
     monkeypatch.setattr(pipeline, "_quiet_libraries", lambda: None)
+    monkeypatch.setattr(pipeline, "system_metrics", lambda *_: nullcontext())
     return made
 
 
