@@ -140,7 +140,7 @@ def test_target_calls_against_enumeration_and_replay() -> None:
         assert target_calls(accepted, count) == pytest.approx(enumerated(accepted, count))
     assert target_calls([0.0] * 6, 4) == 5 and target_calls([1.0] * 11, 4) == 2
     matches = "0110111100101111101"
-    rounds = replay(matches, 3)  # without the last one
+    rounds = replay([matches], 3)  # without the last one
     assert target_calls([float(bit) for bit in matches], 3) == len(rounds) + 1
 
 
