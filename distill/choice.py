@@ -109,8 +109,10 @@ def reference_kl(
             out_dir=folder,
             report=of_reference,
         )
+        PartialState().wait_for_everyone()  # the first process puts the drafter in its place
         reference = load_drafter(trained.directory, target.model.device)
         parts = _sample_kl(reference, target, train, config.batch_size, temperature)
+        PartialState().wait_for_everyone()  # all have read it
         if PartialState().is_main_process:
             save_file({"kl": torch.cat(parts)}, file.with_suffix(".tmp"))
             commit_file(file.with_suffix(".tmp"), file)
