@@ -60,9 +60,9 @@ def test_what_an_arm_reports() -> None:
 def test_the_peak_is_seen() -> None:
     peak = Peak("cpu")
     before = peak.above()
-    held = torch.ones(20 << 20, dtype=torch.uint8)
+    held = torch.ones(64 << 20, dtype=torch.uint8)  # too large to be served from memory that was freed before
     del held
-    assert 19 < peak.above() - before < 40
+    assert 60 < peak.above() - before < 90
 
 
 def test_the_loss_alone_is_measured_for_every_kernel() -> None:

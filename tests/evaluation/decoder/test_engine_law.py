@@ -79,7 +79,7 @@ def law_p_value(options: SamplingOptions = SAMPLED, answer: int = FEW, change=No
         {"options": SamplingOptions(1.3, top_k=5, min_p=0.05)},
         {"guard": Guard([1.0, 1.5, 2.0])},
     ],
-    ids=str,
+    ids=lambda settings: "-".join(settings) or "defaults",  # no object in them: they name the tests
 )
 def test_answers_follow_the_targets_law(settings: dict) -> None:
     assert law_p_value(**settings) > 1e-4
