@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from accelerate import PartialState
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -111,11 +110,9 @@ def reference_kl(
         )
         reference = load_drafter(trained.directory, target.model.device)
         parts = _sample_kl(reference, target, train, config.batch_size, temperature)
-        if PartialState().is_main_process:
-            save_file({"kl": torch.cat(parts)}, file.with_suffix(".tmp"))
-            commit_file(file.with_suffix(".tmp"), file)
-            shutil.rmtree(folder)
-        PartialState().wait_for_everyone()
+        save_file({"kl": torch.cat(parts)}, file.with_suffix(".tmp"))
+        commit_file(file.with_suffix(".tmp"), file)
+        shutil.rmtree(folder)
     return list(load_file(file)["kl"].split([record.completion_tokens for record in train]))
 
 

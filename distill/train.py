@@ -78,8 +78,7 @@ class TrainConfig(BaseModel):
 
     learnable_share: float | None = Field(default=None, gt=0, lt=1)
     """Train on this share of each batch's tokens, those where the drafter can still learn most: .4 in
-    AdaSPEC. Takes a second training, of the reference that tells which. Each of several processes chooses in
-    its own part of a batch."""
+    AdaSPEC. Takes a second training, of the reference that tells which. Not in several processes."""
     flat_share: float | None = Field(default=None, gt=0, lt=1)
     """Train on this share of the samples, those with the flattest target distributions."""
     on_policy: OnPolicyConfig | None = None
@@ -261,9 +260,12 @@ def train_drafter(
         )
     processes = PartialState(cpu=on_cpu)
     sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true"
-    if sharded and (config.on_policy or config.learnable_share):
+    if sharded and config.on_policy is not None:
+        raise UserError("train.on_policy drafts with whole weights: leave FSDP out, ACCELERATE=ddp.")
+    if processes.num_processes > 1 and config.learnable_share is not None:
         raise UserError(
-            "train.on_policy and train.learnable_share need whole weights: leave FSDP out, ACCELERATE=ddp."
+            "train.learnable_share chooses among all tokens of a batch, and each of several processes sees "
+            "its part alone: leave it out, or ACCELERATE."
         )
     if config.flat_share is not None:
         samples = keep_flattest(

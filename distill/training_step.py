@@ -46,7 +46,7 @@ class Collator:
         if self.with_signals:
             assert batch.signals is not None
             inputs |= batch.signals.tensors()
-        if self.reference is not None and row["samples"]:
+        if self.reference is not None:
             inputs["reference"] = torch.cat([self.reference[index] for index in row["samples"]])
         return inputs
 
