@@ -10,8 +10,8 @@ starts, by `draft.init.from`:
   registered candidate; already distilled, with the draft vocabulary it was trained on.
 
 The draft vocabulary (`draft.vocab_size`): the most frequent ids of the samples; what room is left goes to ids
-that the start covers already. Each row is copied from the start's own head where it has that id, and from the
-target's head where it has not (same hidden size only).
+that the start covers already. Each row is copied from the start's own head where it has that id, and made
+of the target's row where it has not (same hidden size only).
 
 Every drafter that is built here has an untied head, so that its input embedding can stay frozen: a drafter
 pruned from the target shares the target's embedding, in memory and in an export. Only a family member taken
@@ -335,7 +335,9 @@ def _same_vocab(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _head_rows(vocab: Tensor | None, source: DraftModel, target: Target) -> Tensor:
-    """Head rows for `vocab`: the source's own where it has them, the target's elsewhere."""
+    """Head rows for `vocab`: the source's own where it has them; elsewhere the target's, moved as
+    distillation moved the source's.
+    """
     import torch
 
     own = source.model.get_output_embeddings().weight.detach()
@@ -348,10 +350,15 @@ def _head_rows(vocab: Tensor | None, source: DraftModel, target: Target) -> Tens
             f"cannot come from the target (hidden size {theirs.shape[1]}, not {own.shape[1]}); "
             f"set draft.vocab_size to {len(own)}."
         )
-    rows = (theirs if vocab is None else theirs[vocab]).to(own.dtype, copy=True)
+    # Distillation moved the rows away from the target's. Rows that were not there are moved likewise, by the
+    # linear map that fits the others: as they are, they would win over rows that were trained (docs/LOG.md).
+    anchors = theirs[source.vocab].cpu().double()
+    moved = torch.linalg.lstsq(anchors, own.cpu().double() - anchors, driver="gelsy").solution
     wanted = torch.arange(len(theirs), device=own.device) if vocab is None else vocab
     at = torch.searchsorted(source.vocab, wanted).clamp(max=len(source.vocab) - 1)
     known = source.vocab[at] == wanted
+    rows = theirs[wanted].cpu().double()
+    rows = (rows + rows @ moved).to(own)
     rows[known] = own[at[known]]
     return rows
 
