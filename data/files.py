@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from data.errors import UserError
+
 _BLOCK_BYTES = 1 << 20
 
 
@@ -44,6 +46,20 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def file_above(path: Path) -> Path | None:
+    """What stands where a folder above `path` would have to be, if anything."""
+    above = next((folder for folder in path.absolute().parents if folder.exists()), None)
+    return None if above is None or above.is_dir() else above
+
+
+def check_replaceable(path: Path) -> None:
+    """`UserError` where `write_atomic` would fail at `path`, or put a file over a folder or a device."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file: name a new one, or one to replace")
+    if (file := file_above(path)) is not None:
+        raise UserError(f"{path} cannot be written: {file} is no folder")
 
 
 def commit_file(temporary: Path, path: Path) -> None:

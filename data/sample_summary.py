@@ -106,6 +106,16 @@ def sample_notes(summary: dict[str, Any]) -> list[str]:
     return notes
 
 
+def budget_notes(tokens: int, budget: int) -> list[str]:
+    """That the training prompts ended before the budget, where they did."""
+    if tokens >= budget:
+        return []
+    return [
+        f"the training prompts ended at {tokens:,} of sample.tokens = {budget:,}: add prompts or raise "
+        "sample.samples_per_prompt for more"
+    ]
+
+
 _QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
 
 

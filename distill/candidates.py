@@ -109,7 +109,7 @@ def _named_model(client: MlflowClient, reference: str) -> str:
         version = client.get_model_version(*match.groups())
     else:
         raise UserError(
-            f"{reference} names no candidate: write models:/NAME@champion, models:/NAME/3 or models:/m-ID."
+            f"{reference!r} names no candidate: write models:/NAME@champion, models:/NAME/3 or models:/m-ID."
         )
     if "model_id" not in version.tags:
         raise UserError(f"{reference} was not registered by this tool: it names no logged model.")

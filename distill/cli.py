@@ -35,10 +35,10 @@ STAGE_COMMANDS = {
     "select": "register the drafter in MLflow and decide the champion (measured first where missing)",
     "export": "write the drafter in the form that servers load (trained and measured first where missing)",
 }
+_RECIPE = "a name in recipes/, or the path of a .yaml file"
+_EXPORTED = f"{_RECIPE}; with --out also models:/NAME@champion, models:/NAME/VERSION or models:/m-ID"
 _FREE = "free some and run the same command to resume"
 _OUTSIDE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
-
-
 _FULL = re.compile(r"No space left on device|os error 28|database or disk is full")
 _LITTLE_DISK = 1 << 20
 
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, text in STAGE_COMMANDS.items():
-        command = _recipe_command(commands, name, text)
+        command = _recipe_command(commands, name, text, _EXPORTED if name == "export" else _RECIPE)
         command.add_argument("--fresh", action="store_true", help="set earlier outputs aside and begin again")
         command.add_argument(
             "--accelerate",
@@ -107,9 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     show = _recipe_command(commands, "show", text)
     show.add_argument("--index", type=int, default=0, metavar="N", help="which one, from 0; -1 is the last")
     show.set_defaults(command=_show)
-    compare = commands.add_parser(
-        "compare", allow_abbrev=False, help="rank the candidates of all runs by measured speedup"
-    )
+    text = "rank the candidates of all runs by measured speedup"
+    compare = commands.add_parser("compare", allow_abbrev=False, help=text, description=text)
     compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
@@ -119,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
     promote = commands.add_parser("promote", allow_abbrev=False, help=text, description=text)
-    promote.add_argument("candidate", help="models:/NAME/VERSION, or m-ID as `distill compare` prints them")
+    promote.add_argument("candidate", help="models:/NAME/VERSION, or m-ID (`distill compare --json`)")
     promote.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     promote.set_defaults(command=_promote)
     text = "send what was kept here while the MLflow server was gone"
@@ -132,11 +131,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _recipe_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+def _recipe_command(commands: Any, name: str, text: str, recipe: str = _RECIPE) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, allow_abbrev=False
     )
-    command.add_argument("recipe", help="a name in recipes/, or the path of a .yaml file")
+    command.add_argument("recipe", help=recipe)
     command.add_argument(
         "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"
     )
@@ -167,10 +166,14 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         return _run(options)
     if options.fresh or (registered and options.set):
         raise UserError("--fresh and --set are for a recipe's stages: leave them out here")
-    from distill.export.command import export, report
+    from distill.export.command import check_kind, check_request, export, report
 
+    check_request(options.format, options.out, force=options.force, verify=options.verify)
     reference = options.recipe
     if not registered:  # the recipe's own candidate, trained and registered first where missing
+        from distill.recipe import load_recipe
+
+        check_kind(reference, load_recipe(reference, options.set), options.format)
         selection = _run_stages(options, "select").read("select", "selection.json")
         assert selection is not None
         reference = f"models:/{selection['model_id']}"
@@ -276,12 +279,16 @@ def _show(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from data.files import check_replaceable, write_atomic
+    from distill.preflight import require_tracking
     from evaluation.selection import candidates, rank, render, to_json
     from evaluation.store import tracking_uri
 
+    require_tracking()
+    if options.html:
+        check_replaceable(options.html)
     groups = rank(candidates(tracking_uri(runs_folder())))
     if options.html:
-        from data.files import write_atomic
         from evaluation.report import comparison_page
 
         write_atomic(options.html, comparison_page(groups))

@@ -146,7 +146,7 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     """The target's own answers as token ids, with the hidden states that chose each token."""
     from data.sample import SUMMARY, drop_damaged_shards
     from data.sample import run as run_sampling
-    from data.sample_summary import sample_metrics, sample_notes
+    from data.sample_summary import budget_notes, sample_metrics, sample_notes
     from distill.engines import EngineOnDemand, can_share, make_engine
     from distill.processes import run_stage_in
 
@@ -184,7 +184,8 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     gains = getattr(engine.made, "gains", [])  # of a drafter, where one was used in this session
     for gain in gains:
         tracker.log_metrics({f"sample/speedup_t{gain.temperature:g}": gain.speedup})
-    return [*sample_notes(summary), *(gain.note() for gain in gains)]
+    short = budget_notes(tokens, config.tokens)
+    return [*sample_notes(summary), *short, *(gain.note() for gain in gains)]
 
 
 def train(run: Run, folder: Path, tracker: "Tracker") -> list[str]:

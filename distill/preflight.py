@@ -41,6 +41,7 @@ def check(recipe: Recipe, runs_dir: Path) -> Findings:
     findings.items += _check_packages(recipe)
     findings.items += _check_tracking()
     findings.items += _check_folder(runs_dir)
+    findings.items += _check_export(recipe, runs_dir)
     sizes = sizes_of(recipe)
     if sizes is None:
         text = "unknown: an `estimate` section (see recipes/llama-1b.yaml) has memory and disk checked"
@@ -145,6 +146,13 @@ def _check_prompts(text: str, hub: Hub) -> Iterator[Finding]:
             yield Finding("ok", what, size_text(path.stat().st_size))
 
 
+def require_tracking() -> None:
+    """`UserError` where an MLflow server is named and does not answer, before MLflow tries it for long."""
+    for finding in _check_tracking():
+        if finding.level == "blocks":
+            raise UserError(finding.text)
+
+
 def _check_tracking() -> Iterator[Finding]:
     """Does the MLflow server answer, where one is named? Any answer will do: access is its own matter."""
     from distill.redact import redact
@@ -225,6 +233,20 @@ def _check_folder(runs_dir: Path) -> Iterator[Finding]:
     if read_only or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         text = f"{folder} cannot be written to: change its permissions, or set DISTILL_RUNS to another folder"
         yield Finding("blocks", "runs folder", text)
+
+
+def _check_export(recipe: Recipe, runs_dir: Path) -> Iterator[Finding]:
+    """Would the last stage refuse its folder's name?"""
+    from distill.export.directory import misread_name
+
+    folder = runs_dir / recipe.name
+    for kind in recipe.export.formats:
+        if (name := misread_name(folder, kind)) is not None:
+            text = (
+                f"vLLM would take a drafter under {folder} for another kind, as the path contains {name!r}: "
+                "rename the recipe, or set DISTILL_RUNS to another folder"
+            )
+            yield Finding("blocks", f"export {kind}", text)
 
 
 def _existing(folder: Path) -> Path:

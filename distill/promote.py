@@ -42,11 +42,13 @@ def promote(reference: str, runs_dir: Path, say: Say) -> Promotion:
     Raises `UserError` where there is no such finished candidate, or it is champion already.
     """
     from distill.candidates import model_id_of
+    from distill.preflight import require_tracking
     from distill.tracking import Tracker
     from evaluation.duel import judge
     from evaluation.selection import CHAMPION, NO_CERTIFICATE, candidates, newest
     from evaluation.store import open_client, tracking_uri
 
+    require_tracking()
     uri = tracking_uri(runs_dir)
     client = open_client(uri)
     model_id = model_id_of(client, reference)

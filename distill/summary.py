@@ -38,7 +38,8 @@ def print_summary(result: "Result") -> None:
         console.print(describe(evaluation["certificate"]), markup=False)
     if not pays(evaluation):
         console.print(why(evaluation), markup=False)
-        console.print(prediction_table(evaluation))
+        if evaluation.get("kind") != "medusa":  # its drafts come at once, so no step of its own has a cost
+            console.print(prediction_table(evaluation))
     selection = result.read("select", "selection.json")
     if selection is not None:
         standing = "is now champion" if selection["promoted"] else "is not champion"
@@ -47,18 +48,30 @@ def print_summary(result: "Result") -> None:
             markup=False,
         )
     if "export" in result.outcomes:
-        from distill.export.command import commands
-
-        folder = result.outcomes["export"].stage.directory / "hf"
-        console.print(f"Ready to serve: {folder}; with llama.cpp, for instance:", markup=False)
-        for line in commands(folder):
-            console.print(f"  {line}", markup=False, soft_wrap=True)
+        for line in export_lines(result):
+            console.print(line, markup=False, soft_wrap=True)
     if (verified := result.read("export", "verification.json")) is not None:
         equal = f"{verified['identical']} of {verified['prompts']} outputs equal plain decoding"
         per_call = f"{verified['tokens'] / verified['target_calls']:.2f} tokens per target call"
         warning = "" if verified["identical"] == verified["prompts"] else "WARNING: "
         console.print(f"{warning}transformers loads it as assistant_model: {equal}, {per_call}.")
     console.print(advice(evaluation), markup=False)
+
+
+def export_lines(result: "Result") -> list[str]:
+    """Where each exported format lies, and the lines that serve it with llama.cpp where it can load it."""
+    from distill.export import LLAMA_CPP_FORMATS
+    from distill.export.command import commands
+
+    lines = []
+    for kind in result.recipe.export.formats:
+        folder = result.outcomes["export"].stage.directory / kind
+        if kind in LLAMA_CPP_FORMATS:
+            lines.append(f"Ready to serve: {folder}; with llama.cpp, for instance:")
+            lines += [f"  {line}" for line in commands(folder)]
+        else:
+            lines.append(f"Exported: {folder}; what loads it stands in its README.md.")
+    return lines
 
 
 def stage_table(result: "Result") -> "Table":
@@ -104,7 +117,7 @@ def prediction_table(evaluation: Mapping[str, Any]) -> "Table":
 
 def advice(evaluation: Mapping[str, Any]) -> str:
     """What to do next, from what the measures say is in the way."""
-    from evaluation.verdict import pays
+    from evaluation.verdict import pays, standing
 
     rows = {row["split"]: row for row in evaluation["decode"] if _at_best(evaluation, row)}
     seen, unseen = (rows.get(split, {}).get("speedup", {}).get("mean") for split in ("seen", "unseen"))
@@ -112,11 +125,13 @@ def advice(evaluation: Mapping[str, Any]) -> str:
     ngram = [
         row["speedup"]["mean"]
         for row in evaluation["decode"]
-        if row["drafter"] == "ngram" and row["split"] == where
+        if row["drafter"] == "ngram" and row["split"] == where and standing(row["speedup"]) == "pays"
     ]
-    if ngram and max(ngram) > max(1.0, evaluation["best"]["speedup"]["mean"]):
+    if ngram and max(ngram) > evaluation["best"]["speedup"]["mean"]:
         return "Next: n-gram look-up is faster here and needs no drafter: serve that, or sample more tokens."
     if not pays(evaluation):
+        if evaluation.get("kind", "model") != "model":
+            return "Next: more sampled tokens raise acceptance; a smaller draft.vocab_size costs less."
         return "Next: fewer drafter layers lower the cost of a step; more sampled tokens raise acceptance."
     if seen is not None and unseen is not None and unseen < 0.75 * seen:
         return (

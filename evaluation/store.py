@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data.errors import UserError
 from data.files import commit_file
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def open_client(tracking_uri: str) -> MlflowClient:
     """A client bound to `tracking_uri`, registry included, that leaves MLflow's global state alone.
 
     MLflow's usage reports to its makers are turned off unless the environment says otherwise, and so are its
-    progress bars, its links to a server's pages and the log of a new database's migrations.
+    progress bars, its links to a server's pages and the log of a new database's migrations. `UserError` where
+    MLflow knows no such store.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -33,12 +35,16 @@ def open_client(tracking_uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # seconds; 120 by default
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for --json
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry"):
         logging.getLogger(name).setLevel(logging.WARNING)
     if tracking_uri.startswith("sqlite:///"):
         _make_store(Path(tracking_uri.removeprefix("sqlite:///")))
-    return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+    try:
+        return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+    except MlflowException as error:
+        raise UserError(f"MLflow cannot use its store (MLFLOW_TRACKING_URI): {error.message}") from error
 
 
 def _make_store(path: Path) -> None:

@@ -62,9 +62,14 @@ def why(evaluation: Mapping[str, Any]) -> str:
     """Where the gain goes: tokens per target call against what drafting and checking cost."""
     cost, row = evaluation["cost"], best_decode(evaluation)
     count = evaluation["best"]["num_speculative_tokens"]
+    if evaluation.get("kind") == "medusa":  # all its drafts come in the first step
+        share = cost["first_draft_step_ms"] / cost["target_step_ms"]
+        drafting = f"drafting costs {share:.2f}"
+    else:
+        drafting = f"a draft step costs {cost['cost_ratio']:.2f}"
     return (
-        f"A target call yields {row['tokens_per_target_call']['mean']:.2f} tokens, a draft step costs "
-        f"{cost['cost_ratio']:.2f} of a target step, and checking {count} tokens adds "
+        f"A target call yields {row['tokens_per_target_call']['mean']:.2f} tokens, {drafting} "
+        f"of a target step, and checking {count} tokens adds "
         f"{float(cost['verify_overhead'][str(count)]):.2f}."
     )
 

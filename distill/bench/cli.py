@@ -37,6 +37,8 @@ def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]
     """Run the bench that `options` name: what it found, and the same as the user reads it."""
     if options.what != "alignment" and (options.tokens is not None or options.arms is not None):
         raise UserError("--tokens and --arms are for `distill bench alignment`: leave them out here")
+    if options.tokens is not None and options.tokens < 1:
+        raise UserError(f"--tokens {options.tokens}: give a number of tokens, 1 or more")
     bench = {"decoder": _decoder, "training": _training, "alignment": _alignment, "kinds": _kinds}
     return bench[options.what](options, say)
 

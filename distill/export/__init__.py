@@ -11,6 +11,8 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 """For transformers, vLLM and SGLang; for llama.cpp; for this tool, to start other drafters from; Medusa's and
 EAGLE-3's public checkpoints, for the servers that load them.
 """
+LLAMA_CPP_FORMATS: tuple[Format, ...] = ("hf", "gguf")
+"""Those whose `serve/` holds a script for llama.cpp."""
 FORMATS_OF_KIND: dict[str, tuple[Format, ...]] = {
     "model": ("hf", "gguf", "compact"),
     "medusa": ("medusa",),

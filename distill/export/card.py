@@ -111,7 +111,7 @@ def _measures(evaluation: Mapping[str, Any]) -> list[str]:
             )
             lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     verdict = (evaluation.get("best") or {}).get("verdict")
-    return [*lines, "", _plain(verdict)] if verdict else lines
+    return [*lines, "", _plain(verdict.replace(" -> ", " to "))] if verdict else lines
 
 
 def _interval(value: Mapping[str, float], digits: int) -> str:

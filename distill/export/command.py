@@ -17,7 +17,7 @@ from data.errors import UserError
 from data.files import write_json
 from distill.candidates import resolve_candidate
 from distill.context import Run
-from distill.export import FORMATS_OF_KIND, Format
+from distill.export import FORMATS_OF_KIND, LLAMA_CPP_FORMATS, Format
 from distill.export.record import candidate_record
 from distill.recipe import Recipe
 from distill.resolve import gguf_file
@@ -93,21 +93,14 @@ def export(
     Returns {"directory", "format", "verification" (None without `verify`), "commands"}. Raises `UserError`
     for what the user can mend: no such candidate, a directory in the way, a missing package.
     """
-    from distill.export.directory import check_out_dir
+    from distill.preflight import require_tracking
 
-    if verify and kind not in ("hf", "gguf"):
-        raise UserError(
-            f"A server that loads {kind} exports cannot be asked here, so --verify has nothing to prove: "
-            "leave it out."
-        )
+    check_request(kind, out_dir, force=force, verify=verify)
+    require_tracking()
     out_dir = out_dir.absolute()
-    check_out_dir(out_dir, force, kind)
     with ExitStack() as stack:
         source = open_source(reference, runs_dir, say, stack)
-        drafter = source.run.recipe.draft.kind
-        if kind not in FORMATS_OF_KIND[drafter]:
-            fitting = " or ".join(FORMATS_OF_KIND[drafter])
-            raise UserError(f"{reference} is a drafter of kind {drafter}: export it with --format {fitting}.")
+        check_kind(reference, source.run.recipe, kind)
         write(source, kind, out_dir, force=force)
         say(f"export: {source.facts['candidate']} as {kind} in {out_dir}")
         proof = None
@@ -119,8 +112,28 @@ def export(
         "directory": str(out_dir),
         "format": kind,
         "verification": proof,
-        "commands": commands(out_dir) if kind in ("hf", "gguf") else [],
+        "commands": commands(out_dir) if kind in LLAMA_CPP_FORMATS else [],
     }
+
+
+def check_request(kind: Format, out_dir: Path, *, force: bool, verify: bool) -> None:
+    """`UserError` where `export` would refuse what is asked, whatever the drafter."""
+    from distill.export.directory import check_out_dir
+
+    if verify and kind not in LLAMA_CPP_FORMATS:
+        raise UserError(
+            f"A server that loads {kind} exports cannot be asked here, so --verify has nothing to prove: "
+            "leave it out."
+        )
+    check_out_dir(out_dir.absolute(), force, kind)
+
+
+def check_kind(name: str, recipe: Recipe, kind: Format) -> None:
+    """`UserError` where drafters of the recipe's kind are not exported in format `kind`."""
+    drafter = recipe.draft.kind
+    if kind not in FORMATS_OF_KIND[drafter]:
+        fitting = " or ".join(FORMATS_OF_KIND[drafter])
+        raise UserError(f"{name} is a drafter of kind {drafter}: export it with --format {fitting}.")
 
 
 def write(source: Source, kind: Format, out_dir: Path, *, force: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from data.files import replace_directory, sha256_file, write_json
+from data.files import file_above, replace_directory, sha256_file, write_json
 from distill.redact import redacted
 from evaluation.measures import best_decode, headline_acceptance, machine_label
 
@@ -24,14 +24,15 @@ def check_out_dir(out_dir: Path, force: bool, kind: str = "") -> None:
     """`UserError` when `out_dir` has a name that vLLM misreads for an export of format `kind`, holds
     something that is no export of ours, or an export while `force` is not given.
     """
-    for name in MISREAD_NAMES:
-        if name in str(out_dir).lower() and not (kind and name.startswith(kind)):
-            raise UserError(
-                f"vLLM would take a drafter in {out_dir} for another kind, as the path contains {name!r}: "
-                "choose another directory."
-            )
+    if (name := misread_name(out_dir, kind)) is not None:
+        raise UserError(
+            f"vLLM would take a drafter in {out_dir} for another kind, as the path contains {name!r}: "
+            "choose another directory."
+        )
     if out_dir.is_symlink() or (out_dir.exists() and not out_dir.is_dir()):
         raise UserError(f"{out_dir} is in the way: it is no directory.")
+    if (file := file_above(out_dir)) is not None:
+        raise UserError(f"{file} is in the way: it is no directory.")
     if not out_dir.is_dir() or not any(out_dir.iterdir()):
         return
     if not _is_export(out_dir):
@@ -40,6 +41,12 @@ def check_out_dir(out_dir: Path, force: bool, kind: str = "") -> None:
         )
     if not force:
         raise UserError(f"{out_dir} holds an export already: --force replaces it.")
+
+
+def misread_name(out_dir: Path, kind: str = "") -> str | None:
+    """What in the path makes vLLM take an export of format `kind` for another kind of drafter."""
+    names = (name for name in MISREAD_NAMES if name in str(out_dir).lower())
+    return next((name for name in names if not (kind and name.startswith(kind))), None)
 
 
 def write_export(

@@ -13,7 +13,7 @@ from data.errors import UserError
 from data.prompts import Prompt
 from data.records import open_samples, shard_path
 from data.sample import SampleConfig, plan, run, sample_seed
-from data.sample_summary import quarantine_path
+from data.sample_summary import budget_notes, quarantine_path
 from data.signals import Signals
 
 
@@ -270,3 +270,9 @@ def test_options_that_are_not_in_use_leave_the_identity_as_it_was_before_there_w
     }
     served = SampleConfig(engine="openai", max_new_tokens=8, tokens=400, endpoint=SERVER)  # type: ignore[arg-type]
     assert served.identity()["endpoint"] == {"model": "m", "api": "completions", "extensions": True}
+
+
+def test_prompts_that_end_before_the_budget_are_noted() -> None:
+    assert budget_notes(1200, 1200) == []
+    (note,) = budget_notes(1066, 1200)
+    assert "ended at 1,066 of sample.tokens = 1,200" in note

@@ -44,6 +44,8 @@ def distill(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
         (["run", "smoke", "--fast"], "--fast"),
         (["evaluate", "smoke", "--require", "speedup=2"], "speedup>=1.5"),
         (["promote"], "candidate"),
+        (["promote", ""], "'' names no candidate"),  # `make promote` without CANDIDATE
+        (["bench", "alignment", "smoke", "--tokens", "-5"], "--tokens -5: give"),
     ],
 )
 def test_user_errors_exit_2_with_a_message_and_no_traceback(
@@ -180,6 +182,38 @@ def test_preflight_tells_and_exits_2_only_where_something_blocks(capfd: pytest.C
     assert cli.main(["preflight", "llama-1b", "--json"]) == 2
     answer = json.loads(capfd.readouterr().out)
     assert answer["ok"] is False and "error" not in answer
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "nonsense://x"])
+@pytest.mark.parametrize(
+    "words", [["compare"], ["promote", "models:/a/1"], ["export", "models:/a/1", "--out", "x"]]
+)
+def test_a_store_that_cannot_be_used_is_the_users_to_mend(
+    uri: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert cli.main(words) == 2
+    err = capfd.readouterr().err
+    assert "MLFLOW_TRACKING_URI" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["", "file/page.html", "device"])
+def test_a_page_is_never_written_over_something_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISTILL_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "device")
+    assert cli.main(["compare", "--html", str(tmp_path / name)]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(str(tmp_path)) and err.count("\n") == 1
+    assert (tmp_path / "device").is_fifo()
+
+
+def test_help_says_what_an_export_may_be_of(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["export", "--help"])
+    assert "models:/NAME@champion" in capsys.readouterr().out
 
 
 def test_compare_without_candidates(capfd: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,14 @@ def test_smoke_runs_anywhere() -> None:
     assert blocking("smoke") == {}
 
 
+def test_an_export_that_would_be_refused_blocks_before_any_work(tmp_path: Path) -> None:
+    (text,) = blocking("smoke", runs=tmp_path / "eagle-runs").values()
+    assert "'eagle-'" in text and "DISTILL_RUNS" in text
+    assert "export eagle" not in blocking("llama-8b-eagle3") and "export medusa" not in blocking(
+        "smollm2-135m-medusa"
+    )
+
+
 def test_llama_names_everything_that_is_missing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, disk=50 * GIB)
     found = check(load_recipe("llama-1b"), Path("runs"))

@@ -1,6 +1,7 @@
 """The closing summary says what was gained, and below 1x that one should not speculate, and why."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from data.files import write_json
 from distill.pipeline import Result
 from distill.recipe import load_recipe
 from distill.stages import Stage, run_stage
-from distill.summary import advice, print_summary
-from evaluation.verdict import verdict
+from distill.summary import advice, export_lines, print_summary
+from evaluation.verdict import verdict, why
 
 
 def interval(mean: float) -> dict[str, float]:
@@ -73,14 +74,15 @@ def evaluation(seen: float = 2.1, unseen: float = 1.9, ngram: float = 1.1) -> di
         ({"unseen": 0.7}, "never seen reach 0.70x only"),
         ({"ngram": 2.5}, "n-gram look-up is faster"),
         ({"seen": 0.8, "ngram": 0.9}, "fewer drafter layers"),
+        ({"seen": 1.0, "ngram": 1.05}, "fewer drafter layers"),  # its interval holds 1: no gain either
     ],
 )
 def test_advice_follows_the_measures(measures: dict[str, float], words: str) -> None:
     assert words in advice(evaluation(**measures))
 
 
-def result(folder: Path, *stages: str, **measures: float) -> Result:
-    made = Result(load_recipe("smoke"), 66.0)
+def result(folder: Path, *stages: str, changes: Sequence[str] = (), **measures: float) -> Result:
+    made = Result(load_recipe("smoke", changes), 66.0)
     files = {
         "evaluate": ("evaluation.json", evaluation(**measures)),
         "select": (
@@ -132,3 +134,31 @@ def test_summary_of_a_part_names_the_next_command(tmp_path: Path, capsys: pytest
     print_summary(made)
     assert "distill evaluate smoke" in capsys.readouterr().out
     assert json.loads(json.dumps(made.to_json()))["evaluation"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "folders", "served"),
+    [
+        ([], ["hf"], 1),
+        (["export.formats=[gguf,compact]"], ["gguf", "compact"], 1),
+        (["draft={kind: medusa, heads: 4}", "export.formats=[medusa]"], ["medusa"], 0),
+    ],
+)
+def test_the_summary_names_the_folders_that_the_export_wrote(
+    changes: list[str], folders: list[str], served: int, tmp_path: Path
+) -> None:
+    made = result(tmp_path, "evaluate", "export", changes=changes)
+    lines = export_lines(made)
+    named = [line for line in lines if not line.startswith("  ")]
+    directory = made.outcomes["export"].stage.directory
+    assert [str(directory / folder) in line for folder, line in zip(folders, named, strict=True)] == [
+        True for _ in folders
+    ]
+    assert sum("llama-cpp.sh" in line for line in lines) == served
+
+
+def test_medusa_drafts_in_one_go_so_its_cost_is_that_of_a_round() -> None:
+    made = evaluation(seen=0.8, ngram=0.9)
+    made["kind"], made["cost"]["first_draft_step_ms"] = "medusa", 5.0
+    assert "drafting costs 0.10 of a target step" in why(made)
+    assert "layers" not in advice(made) and "draft.vocab_size" in advice(made)

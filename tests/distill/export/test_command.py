@@ -1,6 +1,7 @@
 """`distill export` with a place of the user's own, from a recipe and from the registry."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def test_recipe_and_registry_give_the_same_weights_proven(
     assert second["facts"]["candidate"] == "models:/smoke@champion" and second["facts"]["recipe"] == "smoke"
     assert second["facts"]["run_id"] and second["vocabulary"] == first["vocabulary"]
     assert second["measured"]["decode"]["speedup"]["mean"] > 0
+    card = (tmp_path / "b" / "README.md").read_text()
+    assert re.search(r"\([\d.]+ to [\d.]+ tokens/s", card)
     assert "ask.py" in capfd.readouterr().out
     assert cli.main(["export", "models:/smoke@champion", "--out", str(tmp_path / "b")]) == 2
     assert "--force" in capfd.readouterr().err
@@ -69,6 +72,7 @@ def test_a_recipe_starts_from_a_compact_export(
         (["models:/nobody@champion", "--out", "x"], "no candidate"),
         (["smoke", "--out", "x", "--format", "onnx"], "invalid choice"),
         (["smoke", "--out", "x", "--format", "compact", "--verify"], "--verify"),
+        (["smoke", "--out", "x", "--format", "medusa"], "smoke is a drafter of kind model"),
     ],
 )
 def test_what_does_not_go_together_is_said(
@@ -81,6 +85,18 @@ def test_what_does_not_go_together_is_said(
     monkeypatch.setenv("DISTILL_RUNS", str(runs))
     assert cli.main(["export", *words]) == 2
     assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--format", "eagle"], ["--format", "compact", "--verify"], ["--out", "/dev/null"]]
+)
+def test_what_cannot_be_exported_is_said_before_any_work(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISTILL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(cli, "_run_stages", lambda *_: pytest.fail("work began"))
+    assert cli.main(["export", "smoke", "--out", str(tmp_path / "x"), *words]) == 2
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_failed_proof_is_said_and_exits_1(

@@ -43,8 +43,9 @@ def test_it_replaces_an_export_only_with_force_and_nothing_else_ever(tmp_path: P
             write(thesis, force=force)
     assert (thesis / "thesis.txt").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="no directory"):
-        check_out_dir(tmp_path / "file", True)
+    for place in ("file", "file/below"):
+        with pytest.raises(UserError, match="no directory"):
+            check_out_dir(tmp_path / place, True)
 
 
 def test_a_manifest_of_another_tool_is_no_export(tmp_path: Path) -> None:
