@@ -1,5 +1,6 @@
 """The machine's load stands beside a stage's measures."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -28,4 +29,10 @@ def test_a_server_that_is_gone_costs_the_stage_nothing(monkeypatch: pytest.Monke
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with system_metrics("train", "0" * 32, "http://127.0.0.1:9"):
+        assert _watching()  # the control: there was a monitor to end
         time.sleep(0.2)
+    assert not _watching()
+
+
+def _watching() -> bool:
+    return any(thread.name == "SystemMetricsMonitor" for thread in threading.enumerate())
