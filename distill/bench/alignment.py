@@ -8,6 +8,7 @@ was stopped goes on where it was, inside an arm too.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 TOKENS = 50_000
 COUNTS = (4, 8)
 BASELINE = "forward_kl"
+UNTRAINED = ("start", "ngram")
 
 _PRUNED = "draft.init.layers=null"
 ARMS: dict[str, tuple[str, ...]] = {
@@ -60,11 +62,19 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 
 def bench(
-    name: str, sets: Sequence[str], tokens: int, arms: Sequence[str], runs_dir: Path, say: Say
+    name: str,
+    sets: Sequence[str],
+    tokens: int,
+    arms: Sequence[str],
+    runs_dir: Path,
+    say: Say,
+    seeds: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Sample once, then train and measure each arm that is not measured yet; all results.
 
-    Raises `UserError` for an unknown arm, and where the recipe does not take an arm's settings.
+    `seeds` are those of training alone (its batches and what else it draws), and each arm is trained with
+    each; the samples stay those of the recipe's seed, the only one where none is given. Raises `UserError`
+    for an unknown arm, and where the recipe does not take an arm's settings.
     """
     unknown = [arm for arm in arms if arm not in ARMS]
     if unknown:
@@ -81,15 +91,18 @@ def bench(
     results: dict[str, Any] = {}
     with recipe_lock(root), ExitStack() as stack:
         base = Run(recipe, runs_dir, say, stack)
-        for arm, own in recipes.items():
+        seeds = seeds or (recipe.seed,)
+        for seed, (arm, own) in itertools.product(seeds, recipes.items()):
+            if arm in UNTRAINED and seed != seeds[0]:
+                continue
             run = Run(own, runs_dir, say, stack)
-            result = root / "alignment" / f"{arm}-{run.stages['train'].key}.json"
+            result = root / "alignment" / f"{arm}-{run.stages['train'].key}-{seed}.json"
             if not result.exists():
-                say(f"bench alignment: {arm}")
+                say(f"bench alignment: {arm}, seed {seed}")
                 # Loaded once for all
                 run.target, run.samples = base.target, base.samples
-                write_json(result, _measure_arm(arm, run, result.with_suffix("")))
-            results[arm] = _read(result)
+                write_json(result, _measure_arm(arm, run, seed, result.with_suffix("")))
+            results[arm if len(seeds) == 1 or arm in UNTRAINED else f"{arm}, seed {seed}"] = _read(result)
     test = base.samples.where(split="test")
     return {
         "recipe": recipe.name,
@@ -97,7 +110,7 @@ def bench(
         "tokens": recipe.train.tokens,
         "sampled_tokens": base.samples.where(split="train").completion_tokens,
         "learning_rate": recipe.train.learning_rate,
-        "seed": recipe.seed,
+        "seeds": list(seeds),
         "temperature": base.signal_temperature,
         "test_samples": len(test),
         "test_tokens": test.completion_tokens,
@@ -106,12 +119,13 @@ def bench(
     }
 
 
-def _measure_arm(arm: str, run: Run, scratch: Path) -> dict[str, Any]:
+def _measure_arm(arm: str, run: Run, seed: int, scratch: Path) -> dict[str, Any]:
     """Train one arm in `scratch`, which is deleted then, and measure it."""
     test = run.samples.where(split="test")
     if arm == "ngram":
         return {
             "arm": arm,
+            "seed": seed,
             "seconds": 0.0,
             "resumed": False,
             "costs": None,
@@ -122,13 +136,13 @@ def _measure_arm(arm: str, run: Run, scratch: Path) -> dict[str, Any]:
     if arm == "gkd":
         from distill.bench.gkd import train_gkd
 
-        config, seed = run.recipe.train, run.recipe.seed
-        train_gkd(drafter, run.target, run.samples, config, seed=seed, out_dir=scratch)
+        train_gkd(drafter, run.target, run.samples, run.recipe.train, seed=seed, out_dir=scratch)
     elif arm != "start":
-        _train(drafter, run, scratch)
+        _train(drafter, run, seed, scratch)
     seconds = monotonic() - begin
     found = {
         "arm": arm,
+        "seed": seed,
         "seconds": seconds,
         "resumed": resumed,  # then the seconds are those of the last session alone
         "costs": _costs(drafter, run),
@@ -138,7 +152,7 @@ def _measure_arm(arm: str, run: Run, scratch: Path) -> dict[str, Any]:
     return found
 
 
-def _train(drafter: DraftModel, run: Run, scratch: Path) -> None:
+def _train(drafter: DraftModel, run: Run, seed: int, scratch: Path) -> None:
     """Train `drafter` in place to its last step."""
     from distill.progress import Progress
     from distill.train import train_drafter
@@ -154,7 +168,7 @@ def _train(drafter: DraftModel, run: Run, scratch: Path) -> None:
             run.samples,
             run.recipe.train,
             temperature=run.signal_temperature,
-            seed=run.recipe.seed,
+            seed=seed,
             out_dir=scratch,
             report=report,
             metric=run.metric,

@@ -16,19 +16,19 @@ Rows = list[dict[str, Any]]
 
 def report(found: dict[str, Any], command: str) -> str:
     """All arms in one table, each against the baseline, then acceptance by task: the body of a page."""
-    arms, seed = found["arms"], found["seed"]
+    arms, seeds = found["arms"], found["seeds"]
     place = found["environment"]
     lines = [
         f"`{command}` on {place['cpu']} ({place['threads']} threads), commit {place['commit']}.",
         "",
         f"{found['recipe']}: {found['tokens']:,} tokens trained per arm out of {found['sampled_tokens']:,} "
-        f"sampled ones, learning rate {found['learning_rate']:g}, seed {seed}, one run each. Measured "
-        f"teacher-forced on {found['test_samples']} test samples ({found['test_tokens']:,} tokens) after the "
-        "last step: greedy acceptance along text of temperature 0; sampled (sum of min) and argmax (target's "
+        f"sampled ones, learning rate {found['learning_rate']:g}, seed {' and '.join(map(str, seeds))}. "
+        f"Measured teacher-forced on {found['test_samples']} test samples ({found['test_tokens']:,} tokens) "
+        "after the last step: greedy acceptance along text of temperature 0; sampled (sum of min) and argmax (target's "
         f"probability of the drafter's best id) at temperature {found['temperature']:g} along text drawn at "
         "it. Intervals are 95 % bootstrap intervals over samples; differences are paired.",
         "",
-        *_overview(arms, seed, found["temperature"]),
+        *_overview(arms, found["temperature"]),
         "",
         "Greedy acceptance at temperature 0, by task:",
         "",
@@ -37,22 +37,23 @@ def report(found: dict[str, Any], command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _overview(arms: dict[str, Any], seed: int, temperature: float) -> list[str]:
+def _overview(arms: dict[str, Any], temperature: float) -> list[str]:
+    baselines = {arm["seed"]: arm["samples"] for arm in arms.values() if arm["arm"] == BASELINE}
     heads = ["arm", "greedy seen", "greedy unseen"]
-    if BASELINE in arms:
+    if baselines:
         heads.append(f"greedy - {BASELINE}")
     heads += ["sampled", "argmax"]
-    if BASELINE in arms:
+    if baselines:
         heads.append(f"sampled - {BASELINE}")
     heads += [f"tokens per call, K {count}, T 0" for count in COUNTS]
     heads += [f"K {COUNTS[0]}, T {temperature:g}", "c", f"predicted speedup, K {COUNTS[0]}, T 0", "minutes"]
     lines = [_row(heads), _row(["---"] * len(heads))]
     for name, arm in arms.items():
-        rows = arm["samples"]
+        rows, seed = arm["samples"], arm["seed"]
         cold, warm = _at(rows, 0.0), _at(rows, temperature)
         cells = [name, _mean([r for r in cold if r["seen"]], "greedy")]
         cells.append(_mean([r for r in cold if not r["seen"]], "greedy"))
-        base = arms[BASELINE]["samples"] if BASELINE in arms else None
+        base = baselines.get(seed)
         if base is not None:
             cells.append(_difference(cold, _at(base, 0.0), "greedy", seed))
         cells += [_mean(warm, "sampled"), _mean(warm, "argmax")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from data.errors import UserError
@@ -30,13 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="alignment: tokens sampled, and trained on by each arm (50000)",
     )
     parser.add_argument("--arms", metavar="A,B", help="alignment: these alone; all where left out")
+    parser.add_argument(
+        "--seeds", metavar="N,N", help="alignment: train each arm with each of these (the recipe's)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
     """Run the bench that `options` name: what it found, and the same as the user reads it."""
-    if options.what != "alignment" and (options.tokens is not None or options.arms is not None):
-        raise UserError("--tokens and --arms are for `distill bench alignment`: leave them out here")
+    own = (options.tokens, options.arms, options.seeds)
+    if options.what != "alignment" and own != (None, None, None):
+        raise UserError("--tokens, --arms and --seeds are for `distill bench alignment`: leave them out here")
     if options.tokens is not None and options.tokens < 1:
         raise UserError(f"--tokens {options.tokens}: give a number of tokens, 1 or more")
     bench = {"decoder": _decoder, "training": _training, "alignment": _alignment, "kinds": _kinds}
@@ -75,9 +80,20 @@ def _alignment(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], s
     name = _only(options, "smollm2-135m-open")
     arms = list(ARMS) if options.arms is None else options.arms.split(",")
     tokens = TOKENS if options.tokens is None else options.tokens
-    found = bench(name, options.set, tokens, arms, runs_folder(), say)
+    found = bench(name, options.set, tokens, arms, runs_folder(), say, _seeds(options.seeds))
     sets = "".join(f" --set {each}" for each in options.set)
+    if options.seeds is not None:
+        sets += f" --seeds {options.seeds}"
     return found, report(found, f"distill bench alignment {name} --tokens {tokens}{sets}")
+
+
+def _seeds(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    parts = text.split(",")
+    if not all(re.fullmatch("[0-9]{1,9}", part) for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"--seeds {text}: give different whole numbers, such as 1,2")
+    return [int(part) for part in parts]
 
 
 def _kinds(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:

@@ -40,21 +40,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         original = alignment._train
 
-        def dying(drafter: Any, run: Any, scratch: Path) -> None:
+        def dying(drafter: Any, run: Any, seed: int, scratch: Path) -> None:
             if "full_vocabulary" in scratch.name:
                 raise Killed
-            original(drafter, run, scratch)
+            original(drafter, run, seed, scratch)
 
         patch.setattr(alignment, "_train", dying)
         with pytest.raises(Killed):
             bench("smoke", SETS, TOKENS, CHOSEN, runs_dir, say)
     done = {path.name: path.stat().st_mtime_ns for path in runs_dir.glob("smoke/alignment/*.json")}
-    assert {name.rsplit("-", 1)[0] for name in done} == {"start", "ngram", "forward_kl"}
+    assert {name.split("-", 1)[0] for name in done} == {"start", "ngram", "forward_kl"}
     result = bench("smoke", SETS, TOKENS, CHOSEN, runs_dir, say)
     kept = {path.name: path.stat().st_mtime_ns for path in runs_dir.glob("smoke/alignment/*")}
     assert len(kept) == len(CHOSEN)  # and no scratch
     assert done.items() <= kept.items()
-    assert [text for text in said if "forward_kl" in text] == ["bench alignment: forward_kl"]
+    assert [text for text in said if "forward_kl" in text] == ["bench alignment: forward_kl, seed 1"]
     return result
 
 
@@ -104,9 +104,28 @@ def test_unknown_arms_and_settings_are_refused_before_any_work(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_decoders_bench_takes_no_arms(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "decoder", "--arms", "tvd"]) == 2
+def test_seeds_change_training_and_nothing_else(tmp_path: Path) -> None:
+    arms = ["start", "forward_kl", "tvd"]
+    found = bench("smoke", SETS, TOKENS, arms, tmp_path, str, seeds=[1, 2])
+    names = ["start", "forward_kl, seed 1", "tvd, seed 1", "forward_kl, seed 2", "tvd, seed 2"]
+    assert list(found["arms"]) == names
+    sampled = {name: [row["sampled"] for row in arm["samples"]] for name, arm in found["arms"].items()}
+    assert len({str(rows) for rows in sampled.values()}) == len(names)
+    assert len(list(tmp_path.glob("smoke/sample-*"))) == 1
+    rows = [line for line in report(found, "x").splitlines() if line.startswith("| forward_kl, seed")]
+    assert all("+0.000 [+0.000, +0.000]" in row for row in rows[:2])  # each seed has its own baseline
+
+
+@pytest.mark.parametrize("option", [["--arms", "tvd"], ["--seeds", "1,2"]])
+def test_the_decoders_bench_takes_no_arms(option: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "decoder", *option]) == 2
     assert "for `distill bench alignment`" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("seeds", ["", "1,", "a", "1,1", "-1", "1.5", "9999999999"])
+def test_seeds_that_are_none(seeds: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "alignment", "smoke", "--seeds", seeds]) == 2
+    assert "give different whole numbers" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("arm", ARMS)
