@@ -26,7 +26,8 @@ def report(found: dict[str, Any], command: str) -> str:
         f"Measured teacher-forced on {found['test_samples']} test samples ({found['test_tokens']:,} tokens) "
         "after the last step: greedy acceptance along text of temperature 0; sampled (sum of min) and argmax "
         "(the target's probability of the drafter's best id) at temperature "
-        f"{found['temperature']:g} along text drawn at it. Intervals are 95 % bootstrap intervals over samples; differences are paired.",
+        f"{found['temperature']:g} along text drawn at it. Intervals are 95 % bootstrap intervals over "
+        "samples; differences are paired.",
         "",
         *_overview(arms, found["temperature"]),
         "",
