@@ -1,5 +1,8 @@
 """Replayed rounds against the decoder's, and an excess that is called a bug."""
 
+import random
+from math import prod
+
 import pytest
 
 from evaluation.decoder.engine import Output, States
@@ -71,3 +74,17 @@ def test_accepting_more_than_the_rule_gives_is_a_bug() -> None:
     assert excess(sampled([2, 3, 4] * 10, 2.0))["excess_bug"]
     assert excess(sampled([3] * 10, 2.0))["excess_bug"]
     assert not excess([])["excess_bug"] and not excess(sampled([4], 2.0))["excess_bug"]
+
+
+@pytest.mark.parametrize("count", [2, 4, 30])
+def test_a_fair_decoder_is_seldom_accused_however_few_its_outputs(count: int) -> None:
+    chance, runs = random.Random(0), 400
+
+    def fair() -> Output:
+        rates = [chance.uniform(0.3, 0.95) for _ in range(4)]
+        stood = next((i for i, rate in enumerate(rates) if chance.random() >= rate), 4)
+        told = {"block": sum(prod(rates[: i + 1]) for i in range(4))}
+        return Output([1] * (stood + 2), "length", [(4, stood)], 0, States(), told)
+
+    # A normal test at .01 accuses a tenth of the decoders with two outputs
+    assert sum(excess([fair() for _ in range(count)])["excess_bug"] for _ in range(runs)) <= 3
