@@ -241,7 +241,8 @@ def vllm_config(facts: Mapping[str, Any]) -> dict[str, Any]:
     ranges = best_k_per_batch_size(facts.get("evaluation") or {})
     if len(ranges) > 1:
         config["num_speculative_tokens_per_batch_size"] = ranges
-        config["num_speculative_tokens"] = max(count for _, _, count in ranges)
+        if most := max(count for *_, count in ranges):  # where nothing pays the tuned K stays: 0 is none
+            config["num_speculative_tokens"] = most
     return config
 
 
@@ -251,7 +252,7 @@ def best_k_per_batch_size(evaluation: Mapping[str, Any]) -> list[list[int]]:
     """
     usual = int((evaluation.get("serving") or {}).get("batch_size", 1))
     by_size: dict[int, list[Mapping[str, Any]]] = {}
-    for row in _fixed_rows(evaluation):
+    for row in [*_fixed_rows(evaluation), *_fixed_rows(evaluation, "batches")]:
         by_size.setdefault(int(row.get("batch_size", usual)), []).append(row)
     ranges, lowest = [], 1
     for size, rows in sorted(by_size.items()):
@@ -302,10 +303,12 @@ def _sglang(steps: int, token_map: str | None) -> str:
     return _SGLANG.format(steps=steps, tokens=steps + 1, hint=hint, token_map=option)
 
 
-def _fixed_rows(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The decode rows of the drafter at a fixed K, on the split that the headline names."""
+def _fixed_rows(evaluation: Mapping[str, Any], part: str = "decode") -> list[Mapping[str, Any]]:
+    """The rows of the drafter at a fixed K, on the split that the headline names: at the serving batch size,
+    or (`batches`) at the others that were measured.
+    """
     split = (evaluation.get("best") or {}).get("split", "seen")
-    rows = evaluation.get("decode") or []
+    rows = evaluation.get(part) or []
     return [row for row in rows if row.get("drafter") == "model" and row.get("split") == split]
 
 

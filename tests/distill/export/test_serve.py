@@ -95,14 +95,17 @@ def test_vllm_samples_the_draft_only_where_the_recipe_does() -> None:
 
 
 def test_the_best_k_per_batch_size_ends_with_what_was_measured() -> None:
-    rows = [row(2, 1.4), row(3, 1.5), row(2, 1.2, batch_size=4), row(3, 1.1, batch_size=4)]
-    rows += [row(2, 0.9, batch_size=16), row(9, 9.0, split="unseen"), row(9, 9.0, drafter="adaptive")]
-    evaluation = {"decode": rows, "serving": {"batch_size": 1}, "best": {"split": "seen"}}
+    rows = [row(2, 1.4), row(3, 1.5), row(9, 9.0, split="unseen"), row(9, 9.0, drafter="adaptive")]
+    others = [row(2, 1.2, batch_size=4), row(3, 1.1, batch_size=4), row(2, 0.9, batch_size=16)]
+    others += [row(9, 9.0, batch_size=4, drafter="scheduled")]
+    evaluation = {"decode": rows, "batches": others, "serving": {"batch_size": 1}, "best": {"split": "seen"}}
     assert best_k_per_batch_size(evaluation) == [[1, 1, 3], [2, 4, 2], [5, 16, 0]]
     config = vllm_config({"num_speculative_tokens": 2, "evaluation": evaluation})
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 1, 3], [2, 4, 2], [5, 16, 0]]
     assert config["num_speculative_tokens"] == 3
     assert "num_speculative_tokens_per_batch_size" not in vllm_config(FACTS)  # one size was measured
+    losing = {**evaluation, "decode": [row(2, 0.8)], "batches": [row(2, 0.7, batch_size=4)]}
+    assert vllm_config({"num_speculative_tokens": 2, "evaluation": losing})["num_speculative_tokens"] == 2
 
 
 def test_sglang_gets_a_chain(export: Path) -> None:
