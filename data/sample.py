@@ -122,13 +122,14 @@ def plan(
     seeded order.
 
     `held_out` prompts each are taken for selection, for the test on seen and for the test on unseen
-    templates. Test prompts are sampled at every temperature; the others take turns.
+    templates. Test prompts are sampled at every temperature; the others take turns. No prompt is answered at
+    temperature 0 twice: the second answer would be the first, and count as evidence of its own.
     """
 
     def group(split: str, seen: bool) -> list[tuple[Prompt, Sequence[int]]]:
         return [item for item in prompts if item[0].split == split and item[0].seen_template == seen]
 
-    turns = config.temperature
+    turns, count = config.temperature, config.samples_per_prompt
     size = BATCHES_PER_SHARD * config.batch_size
     for split, seen in (("select", True), ("test", True), ("test", False), ("train", True)):
         chosen = group(split, seen)
@@ -136,14 +137,17 @@ def plan(
             chosen.sort(key=lambda item: sample_seed(seed, item[0].id, 0))
         else:
             chosen = chosen[:held_out]
-        planned = [
-            PlannedSample(prompt, tuple(ids), temperature, index, sample_seed(seed, prompt.id, index))
-            for number, (prompt, ids) in enumerate(chosen)
-            for index in range(config.samples_per_prompt)
-            for temperature in (
-                sorted(set(turns)) if split == "test" else [turns[(number + index) % len(turns)]]
-            )
-        ]
+        planned = []
+        for number, (prompt, ids) in enumerate(chosen):
+            drawn = [(index, turns[(number + index) % len(turns)]) for index in range(count)]
+            if split == "test":
+                drawn = [(index, temperature) for index in range(count) for temperature in sorted(set(turns))]
+            greedy = [index for index, temperature in drawn if temperature == 0][:1]
+            planned += [
+                PlannedSample(prompt, tuple(ids), temperature, index, sample_seed(seed, prompt.id, index))
+                for index, temperature in drawn
+                if temperature > 0 or index in greedy
+            ]
         for first in range(0, len(planned), size):
             yield planned[first : first + size]
 

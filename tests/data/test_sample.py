@@ -132,6 +132,16 @@ def test_a_samples_seed_is_its_own() -> None:
     assert sample_seed(0, "a", 0) == sample_seed(0, "a", 0)
 
 
+@pytest.mark.parametrize("temperatures", [[0.0], [0.0, 1.0], [0.0, 0.0, 1.0]])
+def test_no_prompt_is_answered_greedily_twice(temperatures: list[float]) -> None:
+    config = CONFIG.model_copy(update={"temperature": temperatures, "samples_per_prompt": 3})
+    planned = [sample for shard in plan(prompts(), config, held_out=5, seed=1) for sample in shard]
+    greedy = [sample.prompt.id for sample in planned if sample.temperature == 0]
+    assert greedy and len(set(greedy)) == len(greedy)
+    tested = [sample for sample in planned if sample.prompt.split == "test" and sample.temperature == 1.0]
+    assert len(tested) == (30 if 1.0 in temperatures else 0)  # the others are as many as they were asked for
+
+
 def test_too_few_prompts_for_the_budget_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"under half of sample\.tokens"):
         sample(tmp_path, ScriptedEngine(), CONFIG.model_copy(update={"tokens": 100_000}))
