@@ -32,7 +32,7 @@ def to_public(draft: DraftModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def from_public(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Weights under our own names, and the draft vocabulary int64 [Vd] where they tell one.
+    """Weights under our own names, and the target id int64 [Vd] of each row where they tell it.
 
     Reads both what `to_public` writes and what `save_drafter` does. Raises `UserError` where the rows of a
     head are not in the order of their ids.
@@ -49,7 +49,7 @@ def from_public(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor |
     vocab = found.pop("token_map", None)
     if "d2t" in found:
         offsets = found.pop("d2t")
-        vocab = torch.arange(len(offsets)) + offsets if bool(offsets.any()) else None
+        vocab = torch.arange(len(offsets)) + offsets
     if vocab is not None and not bool((vocab[1:] > vocab[:-1]).all()):
         raise UserError("The checkpoint's draft vocabulary is not in rising order, which is not supported.")
     return found, vocab

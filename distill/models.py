@@ -229,7 +229,7 @@ def load_drafter(directory: Path, device: torch.device | str) -> DraftModel:
     weights = _read_weights(directory)
     if kind_of(config) != "model":
         weights, told = from_public(weights)
-        if told is not None:
+        if told is not None and len(told) < config.vocab_size:
             vocab = read_vocab(told.tolist(), config.vocab_size, directory)
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:

@@ -91,7 +91,7 @@ def test_medusas_names_and_shapes(kind: str, target: Target) -> None:
 
 
 @pytest.mark.parametrize("kind", ["medusa", "shared", "eagle"])
-@pytest.mark.parametrize("vocab", [VOCAB, None], ids=["reduced", "full"])
+@pytest.mark.parametrize("vocab", [VOCAB, torch.arange(40), None], ids=["reduced", "lowest ids", "full"])
 def test_what_is_written_reads_back(
     kind: str, vocab: torch.Tensor | None, target: Target, tmp_path: Path
 ) -> None:
