@@ -66,7 +66,7 @@ def promote(reference: str, runs_dir: Path, say: Say) -> Promotion:
     recipe = candidate_recipe(client, model_id, mine)
     with ExitStack() as stack:
         tracker = stack.enter_context(
-            Tracker.start(recipe.resolved(), recipe.name, recipe.target.model, runs_dir)
+            Tracker.start(recipe.resolved(), recipe.name, recipe.target.name, runs_dir)
         )
         child = stack.enter_context(tracker.stage("promote"))
         contestants = {"challenger": mine.model_id}

@@ -172,10 +172,11 @@ def candidate_params(
     recipe: Mapping[str, Any], evaluation: Mapping[str, Any], recipe_name: str
 ) -> dict[str, str]:
     """The facts of a candidate that `compare` prints and by which measurements are grouped."""
-    train, draft = recipe.get("train") or {}, recipe.get("draft") or {}
+    target, train, draft = (recipe.get(part) or {} for part in ("target", "train", "draft"))
+    model, quantization = str(target.get("model", "")), target.get("quantization", "none")
     init = draft.get("init") or {}
     return {
-        "target": str((recipe.get("target") or {}).get("model", "")),
+        "target": model if quantization == "none" else f"{model} ({quantization})",
         "recipe": recipe_name,
         "kind": str(draft.get("kind", "model")),
         "loss": str((train.get("loss") or {}).get("name", "")),

@@ -307,3 +307,9 @@ def test_a_failed_candidate_cannot_be_selected(store: tuple[str, Register]) -> N
     failed = register("none", 2.0, 0.1, status="FAILED")
     with pytest.raises(ValueError, match="not a finished candidate"):
         select(open_client(uri), "none", failed)
+
+
+def test_a_quantised_target_is_another_target() -> None:
+    rounded = candidate_params({"target": {"model": "org/t", "quantization": "nf4"}}, {}, "r")
+    full = candidate_params({"target": {"model": "org/t", "quantization": "none"}}, {}, "r")
+    assert (rounded["target"], full["target"]) == ("org/t (nf4)", "org/t")
