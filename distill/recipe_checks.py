@@ -11,6 +11,9 @@ from distill.models import TargetConfig
 from distill.train import TrainConfig
 from evaluation.evaluate import EvaluateConfig, ServingConfig
 
+GROUPS_AT_LEAST = 5
+"""Prompts that fill a batch are one measurement of speed: of fewer than these an interval says nothing, and
+of a single one it would have no width."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -121,6 +124,16 @@ def _check_loss_temperature(train: TrainConfig, serving: ServingConfig) -> Itera
         )
 
 
+def _check_groups(serving: ServingConfig, evaluate: EvaluateConfig) -> Iterator[tuple[str, str]]:
+    needed = GROUPS_AT_LEAST * serving.batch_size
+    if serving.batch_size > 1 and evaluate.prompts < needed:
+        yield (
+            "evaluate.prompts",
+            f"{evaluate.prompts} prompts make too few batches of serving.batch_size {serving.batch_size} for "
+            f"an interval of the speedup: give {needed} or more",
+        )
+
+
 def _check_sampling_drafter(sample: SampleConfig) -> Iterator[tuple[str, str]]:
     if sample.drafter is not None and model_form(sample.drafter) not in ("candidate", "shipped", "local"):
         yield "sample.drafter", "give models:/NAME@ALIAS, shipped:NAME or a folder with a drafter"
@@ -134,6 +147,7 @@ CROSS_CHECKS: tuple[Callable[..., Iterator[tuple[str, str]]], ...] = (
     _check_temperatures,
     _check_signal,
     _check_loss_temperature,
+    _check_groups,
     _check_sampling_drafter,
 )
 """Checks over several settings. A check runs when the sections that its parameters name are valid by

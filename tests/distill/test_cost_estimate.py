@@ -18,7 +18,8 @@ def test_without_a_target_nothing_is_measured(tmp_path: Path) -> None:
 
 
 def test_costs_of_the_recipes_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe("smoke", ["draft.init.width=32", "serving.batch_size=2"])
+    batch = ["serving.batch_size=2", "evaluate.prompts=10"]
+    recipe = load_recipe("smoke", ["draft.init.width=32", *batch])
     folder = resolve_model(recipe.target.model, None, tmp_path)
     assert find_model(recipe.target.model, None, tmp_path) == folder
     made: list[Any] = []

@@ -94,6 +94,7 @@ def test_cross_checks_join_the_other_errors(write: Write) -> None:
         ("layers: [0, 3]", "layers: [0, 3]\n    layer_count: 2", "draft.init.layer_count", "not both"),
         ("signal: hidden", "signal: hidden\n  temperature: 0.7", "train.temperature", "signal: live"),
         ("layers: [0, 3]", "layers: [0, 0]", "draft.init.layers", "once"),
+        ("argmax\n  batch_size: 1", "argmax\n  batch_size: 2", "evaluate.prompts", "give 10 or more"),
         ("source: builtin:structured", "source: builtin:nothing", "data.prompts.0.source", "builtin:NAME"),
         ("test: 0.15", "test: 0.95", "data.splits", "below 1"),
     ],
