@@ -13,6 +13,7 @@ from distill.context import Run
 from distill.recipe import RECIPES, load_recipe, recipe_names
 from distill.recipe_checks import COMMIT
 from distill.recipe_file import RecipeError
+from distill.sizes import GIB, disk_needed, memory_needed, sizes_of
 
 NAMES = recipe_names()
 
@@ -45,6 +46,19 @@ def test_hub_recipes_are_pinned_and_sized(name: str) -> None:
     assert all(COMMIT.search(source.source) for source in recipe.data.prompts)
     assert recipe.sample.tokens >= 20_000_000
     assert recipe.estimate is not None and recipe.estimate.gpu_hours > 0
+
+
+@pytest.mark.parametrize("name", ["llama-1b", "llama-1b-wide", "llama-8b-medusa", "llama-8b-eagle3"])
+def test_the_machine_that_a_header_asks_for_passes_preflight(name: str) -> None:
+    header = (RECIPES / f"{name}.yaml").read_text()
+    disk, gpu = (re.search(pattern, header) for pattern in (r"(\d+) GiB of disk", r"one GPU of (\d+) GiB"))
+    recipe = load_recipe(name)
+    sizes = sizes_of(recipe)
+    assert disk and gpu and sizes
+    own = sizes.draft if recipe.draft.kind == "model" else 0
+    downloads = 2 * (sizes.target + own) + 3 * GIB  # bfloat16, and the data sets
+    assert disk_needed(recipe, sizes) + downloads <= int(disk[1]) * GIB
+    assert memory_needed(recipe, sizes) <= int(gpu[1]) * GIB
 
 
 @pytest.mark.parametrize("name", ["llama-8b-medusa", "llama-8b-eagle3"])
