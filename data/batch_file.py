@@ -53,19 +53,21 @@ class BatchFileEngine:
 
     def hand_off(
         self,
-        shards: Iterable[tuple[bool, Sequence[tuple[SampleRequest, float]]]],
+        shards: Iterable[tuple[bool, int, Sequence[tuple[SampleRequest, float]]]],
         max_new_tokens: int,
         tokens: int,
     ) -> None:
         """Ask for what is missing to reach `tokens` completion tokens; UserError names the file to fill in.
 
-        `shards` come in their order, those that are on disk left out: whether the shard counts to the budget,
-        and its requests with their temperatures. Answers to come count as long as the answers so far.
+        `shards` come in their order: whether the shard counts to the budget, its completion tokens where it
+        is on disk, and else its requests with their temperatures. Answers to come count as long as the
+        answers so far.
         """
         counted = [self._length(line) for line in self.answers.values() if line]
         mean = sum(counted) / len(counted) if counted else max_new_tokens
         bodies, hoped = [], 0.0
-        for training, requests in shards:
+        for training, there, requests in shards:
+            hoped += training * there
             for request, temperature in requests:
                 if request.id in self.answers:
                     hoped += training * self._length(self.answers[request.id])

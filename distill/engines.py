@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.engines import Completion, Failure, SampleRequest, SamplingEngine
 from data.openai_api import AnswerReader
-from data.records import shard_path
+from data.records import read_records, shard_path
 from data.sample import SampleConfig, adopt_shard, plan
 from data.signals import Signals, TopK
 from distill.identity import model_form
@@ -102,7 +102,7 @@ def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEn
 
         assert config.endpoint is not None
         engine = BatchFileEngine(folder / "batch", config.endpoint, answer_reader(run))
-        engine.hand_off(missing_shards(run, folder, elsewhere), config.max_new_tokens, config.tokens)
+        engine.hand_off(planned_shards(run, folder, elsewhere), config.max_new_tokens, config.tokens)
         return engine
     if config.engine == "vllm":
         from data.vllm_engine import VllmConfig, VllmEngine
@@ -174,16 +174,18 @@ def answer_reader(run: Run) -> AnswerReader:
     return AnswerReader(encode, eos_ids, own if own in eos_ids else eos_ids[0], model.vocab_size)
 
 
-def missing_shards(
+def planned_shards(
     run: Run, folder: Path, elsewhere: Sequence[Path]
-) -> Iterator[tuple[bool, list[tuple[SampleRequest, float]]]]:
-    """The planned shards that `folder` lacks: whether each is of the training split, and its requests with
-    their temperatures.
+) -> Iterator[tuple[bool, int, list[tuple[SampleRequest, float]]]]:
+    """Of each planned shard whether it is of the training split, its completion tokens where `folder` has it
+    (0 where not), and what is missing: its requests with their temperatures.
     """
     config = run.recipe.sample
     for index, shard in enumerate(plan(run.prompts, config, held_out=run.held_out, seed=run.recipe.seed)):
-        if not shard_path(folder, index).exists():
+        path, training = shard_path(folder, index), shard[0].prompt.split == "train"
+        if not path.exists():
             adopt_shard(folder, index, elsewhere)
-        if not shard_path(folder, index).exists():
-            requests = [(planned.request, planned.temperature) for planned in shard]
-            yield shard[0].prompt.split == "train", requests
+        if path.exists():
+            yield training, sum(record.completion_tokens for record in read_records(path)), []
+        else:
+            yield training, 0, [(planned.request, planned.temperature) for planned in shard]

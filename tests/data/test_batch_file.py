@@ -16,13 +16,13 @@ from tests.data.fake_server import EOS, good_answer, requests
 
 READER = AnswerReader(lambda text: [int(word[1:]) for word in text.split()], (EOS,), EOS, vocab_size=96)
 CONFIG = EndpointConfig(model="target")
-Shards = list[tuple[bool, list[tuple[SampleRequest, float]]]]
+Shards = list[tuple[bool, int, list[tuple[SampleRequest, float]]]]
 
 
 def shards(count: int, each: int = 4) -> Shards:
     """One held-out shard, then training ones."""
     asked = [(request, 1.0) for request in requests(count * each)]
-    return [(number > 0, asked[number * each : (number + 1) * each]) for number in range(count)]
+    return [(number > 0, 0, asked[number * each : (number + 1) * each]) for number in range(count)]
 
 
 def open_engine(folder: Path) -> BatchFileEngine:
@@ -98,6 +98,17 @@ def test_answers_come_back_in_order_and_more_is_asked_for_only_where_the_budget_
     assert not (tmp_path / "requests-3.jsonl").exists()
 
 
+def test_what_is_on_disk_is_not_asked_for_again(tmp_path: Path) -> None:
+    """A session that was killed between two shards, or a larger budget that took shards over."""
+    _, _, *rest = shards(5)
+    with pytest.raises(UserError):
+        open_engine(tmp_path).hand_off([(False, 99, []), (True, 30, []), *rest], 8, 60)
+    assert [row["custom_id"] for row in asked_in(tmp_path, 1)] == [f"p{index}" for index in range(8, 12)]
+    done = tmp_path / "done"
+    BatchFileEngine(done, CONFIG, READER).hand_off([(False, 0, []), (True, 60, []), *rest], 8, 60)
+    assert not done.exists()
+
+
 def test_errors_and_missing_lines_fail_their_samples_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         hand_off(tmp_path, tokens=60)
@@ -135,7 +146,7 @@ def test_chat_sends_messages(tmp_path: Path) -> None:
     engine = BatchFileEngine(tmp_path, EndpointConfig(model="m", api="chat", extensions=False), READER)
     request = SampleRequest([1, 2], 5, "a", (("system", "Be brief."), ("user", "Hello")))
     with pytest.raises(UserError):
-        engine.hand_off([(True, [(request, 0.0)])], 8, 100)
+        engine.hand_off([(True, 0, [(request, 0.0)])], 8, 100)
     (row,) = asked_in(tmp_path, 1)
     assert row["url"] == "/v1/chat/completions"
     assert row["body"] == {
