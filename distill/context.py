@@ -13,7 +13,7 @@ from data.errors import UserError
 from data.files import canonical_hash
 from data.prompt_sources import Prompt
 from data.prompts import encode_prompt, load_prompts, prompts_digest
-from distill.identity import machine, model_form
+from distill.identity import gpu, machine, model_form
 from distill.model_files import check_ids, read_config, read_tokenizer
 from distill.models import load_target, read_eos_ids
 from distill.recipe import Recipe
@@ -103,10 +103,19 @@ class Run:
 
     @cached_property
     def device(self) -> str:
-        """The GPU where there is one."""
+        """The GPU where there is one. Raises `UserError` where torch cannot use it: what is meant for a GPU
+        would go on for weeks without a word.
+        """
         import torch
 
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        if (there := gpu()) is not None:
+            raise UserError(
+                f"torch {torch.__version__} cannot use this machine's {there[0]}: update its driver, or set "
+                "CUDA_VISIBLE_DEVICES to nothing (CUDA_VISIBLE_DEVICES= make ...) to work on the CPU"
+            )
+        return "cpu"
 
     @cached_property
     def target_folder(self) -> Path:

@@ -51,14 +51,17 @@ def machine() -> dict[str, str | int]:
 
 @functools.cache
 def gpu() -> tuple[str, int] | None:
-    """Name and bytes of the largest GPU, or None without one. Asked of the driver: torch takes seconds to
-    import.
+    """Name and bytes of the largest GPU, or None without one that torch can use. Asked of the driver and of
+    the package: torch takes seconds to import.
     """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if hidden or importlib.metadata.version("torch").endswith("+cpu"):
+        return None
     query = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
     try:
         asked = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
         found = [line.split(",", 1) for line in asked.stdout.splitlines()]
-        return max((name.strip(), int(size) << 20) for size, name in found)
+        return max(((name.strip(), int(size) << 20) for size, name in found), key=lambda device: device[1])
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 

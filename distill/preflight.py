@@ -4,6 +4,7 @@ Nothing is loaded or downloaded here.
 """
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -216,9 +217,10 @@ def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
     needed = memory_needed(recipe, sizes)
     device = gpu()
     if device is None and sizes.target > CPU_LIMIT:
+        torch = f"torch {importlib.metadata.version('torch')}"
         text = (
             f"a target of {sizes.target / 1e9:.1f}e9 parameters needs a GPU with at least "
-            f"{size_text(needed)}; this machine has no GPU"
+            f"{size_text(needed)}; this machine has no GPU that {torch} can use"
         )
         yield Finding("blocks", "GPU", text)
         return

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from data.errors import UserError
-from distill import identity, preflight
+from distill import context, identity, preflight
 from distill.findings import Finding, Findings
 from distill.preflight import check
 from distill.recipe import load_recipe
@@ -65,6 +67,34 @@ def test_llama_names_everything_that_is_missing_at_once(monkeypatch: pytest.Monk
         found.raise_if_blocked()
     assert all(text in str(caught.value) for text in missing.values())
     assert not [item for item in found.items if item.level == "ok" and item.text in str(caught.value)]
+
+
+def test_a_gpu_counts_where_torch_can_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = subprocess.CompletedProcess([], 0, "81559, NVIDIA H100\n24564, NVIDIA L4\n", "")
+    monkeypatch.setattr(identity.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = []
+    for build, visible in (("2.13.0", None), ("2.13.0+cu130", "0"), ("2.13.0+cpu", None), ("2.13.0", "")):
+        monkeypatch.setattr(identity.importlib.metadata, "version", lambda _, build=build: build)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found.append(identity.gpu.__wrapped__())
+    assert found == [("NVIDIA H100", 81559 << 20)] * 2 + [None] * 2
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_reason_to_go_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for there in (None, ("NVIDIA H100", 80 * GIB)):
+        monkeypatch.setattr(context, "gpu", lambda there=there: there)
+        with ExitStack() as stack:
+            run = context.Run(load_recipe("smoke"), Path("runs"), print, stack)
+            if there is None:
+                assert run.device == "cpu"
+                continue
+            with pytest.raises(UserError, match=r"this machine's NVIDIA H100.*CUDA_VISIBLE_DEVICES"):
+                _ = run.device
 
 
 def test_a_small_gpu_is_too_small_and_a_large_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
