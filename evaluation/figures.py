@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7B00")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7B00", "#7A5195"),
+    "#999999",
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")  # as many as five drafters on two splits need
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "**")
 
 

@@ -56,7 +56,7 @@ EVALUATION: dict[str, Any] = {
             "speedup": interval(2.0 if drafter == "model" else 0.9),
             "predicted_speedup": 1.9 if drafter == "model" else None,
         }
-        for drafter in ("model", "ngram", "adaptive", "before")
+        for drafter in ("model", "ngram", "adaptive", "before", "tree")
         for split in ("seen", "unseen")
         for k in (6, 4)
     ],
@@ -111,8 +111,9 @@ def test_every_plot_is_written_with_its_numbers(tmp_path: Path) -> None:
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
     speedup = read(tmp_path / "plots" / "speedup.csv")
-    assert len(speedup) == 16 + 7  # four drafters, two splits, two K; and the cost model
-    assert {row["drafter"] for row in speedup} == {"model", "adaptive", "before", "ngram", "cost model"}
+    assert len(speedup) == 20 + 7  # five drafters, two splits, two K; and the cost model
+    drafters = {"model", "adaptive", "before", "tree", "ngram"}
+    assert {row["drafter"] for row in speedup} == drafters | {"cost model"}
     assert speedup[0]["num_speculative_tokens"] == "4"
     assert (speedup[0]["speedup"], speedup[0]["low"], speedup[0]["predicted"]) == ("2.0", "1.9", "1.9")
     before = [row for row in read(tmp_path / "plots" / "acceptance.csv") if row["when"] == "before"]
@@ -126,7 +127,7 @@ def test_every_plot_is_written_with_its_numbers(tmp_path: Path) -> None:
         "argmax": "",
         "loss": "2.0",
     }
-    assert len(read(tmp_path / "plots" / "positions.csv")) == 4 * 2 * 6 + 2 * 3
+    assert len(read(tmp_path / "plots" / "positions.csv")) == 5 * 2 * 6 + 2 * 3
     batches = read(tmp_path / "plots" / "batches.csv")
     assert [row["batch_size"] for row in batches if row["drafter"] == "cost model"] == ["1", "4", "16"]
     assert {row["drafter"] for row in batches} == {"cost model", "model", "adaptive"}
