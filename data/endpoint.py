@@ -119,7 +119,8 @@ class EndpointEngine:
                 backoff = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)
                 wait = max(backoff, min(error.wait, LONGEST_WAIT))
             else:
-                return self.reader.read(answer, request, max_new_tokens, asked=self.config)
+                result = self.reader.read(answer, request, max_new_tokens, asked=self.config)
+                return Failure(_without_key(result.reason)) if isinstance(result, Failure) else result
         return Failure(f"{reason} ({ATTEMPTS} attempts)")
 
     def post(self, body: dict[str, Any]) -> Any:
@@ -180,11 +181,15 @@ def _reason(error: Exception) -> str:
 
 
 def _excerpt(error: urllib.error.HTTPError) -> str:
-    """The beginning of an error's body, without the key, should the server repeat it."""
+    """The beginning of an error's body."""
     try:
         text = error.read(2000).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):
         return error.reason
+    return " ".join(_without_key(text).split())[:200] or error.reason
+
+
+def _without_key(text: str) -> str:
+    """What a server says, without the key, should it repeat that."""
     key = os.environ.get(KEY_VARIABLE)
-    text = text.replace(key, "***") if key else text
-    return " ".join(text.split())[:200] or error.reason
+    return text.replace(key, "***") if key else text

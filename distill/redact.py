@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,17 +10,25 @@ from typing import Any
 
 MAX_VALUE = 500
 """Longest parameter value kept: enough to recognise it; the whole recipe is an artifact."""
+_SECRET_NAMES = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$")
+_SHORTEST_SECRET = 8  # shorter ones, such as "none", stand in text by chance
 _SECRETS = (
     (re.compile(r"\bhf_[A-Za-z0-9]{8,}"), "hf_***"),
     (re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"), "sk-***"),
     (re.compile(r"(?<=Bearer )[A-Za-z0-9._~+/=-]{8,}"), "***"),
-    (re.compile(r"(?<=://)[^/\s@\"']+(?=@)"), "***"),
+    (re.compile(r"(?i)(?<=authorization: basic )[A-Za-z0-9+/=]{8,}"), "***"),
+    (re.compile(r"(?<=://)[^/\s\"']+(?=@)"), "***"),  # a password may hold another @
     (re.compile(r"(?i)(?<=[?&])((?:api_?key|token|access_token|secret|password)=)[^&\s\"']+"), r"\1***"),
 )
 
 
 def redact(text: str) -> str:
-    """`text` without tokens of Hugging Face and OpenAI, bearer tokens, and passwords and keys in URIs."""
+    """`text` without tokens of Hugging Face and OpenAI, bearer tokens, and passwords and keys in URIs; nor
+    what stands in a variable of the environment that is named like a secret, whatever its form.
+    """
+    for name, value in os.environ.items():
+        if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, "***")
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text

@@ -63,6 +63,34 @@ def test_ui_binds_to_this_machine_only() -> None:
     assert "--host 127.0.0.1" in plan and "0.0.0.0" not in plan
 
 
+@pytest.mark.parametrize(
+    ("pypi", "osv", "code", "said"),
+    [
+        ("true", "false", 0, "pypi lists no weakness"),
+        ("echo gone >&2; false", "true", 0, "osv lists no weakness"),
+        ("echo bad 1.0 PYSEC-1 > found.txt; false", "true", 2, "bad 1.0 PYSEC-1"),
+        ("echo gone >&2; false", "echo away >&2; false", 2, "NOT AUDITED"),
+    ],
+)
+def test_an_audit_that_finds_or_cannot_look_fails(
+    tmp_path: Path, pypi: str, osv: str, code: int, said: str
+) -> None:
+    scripts = {
+        "pip-licenses": "echo MIT",
+        "pip-audit": f'case "$2" in pypi) {pypi};; osv) {osv};; esac',
+        "python": "echo torch==2.13.0+cpu",
+    }
+    for name, text in scripts.items():
+        script = tmp_path / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+    words = ["make", "-o", ".venv/.installed", "audit", f"AUDIT={tmp_path}", f"BIN={tmp_path / 'bin'}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code and said in done.stdout and "MIT" in done.stdout
+    assert (tmp_path / "packages.txt").read_text() == "torch==2.13.0\n"
+
+
 def test_ci_runs_what_it_must() -> None:
     ci = ROOT / ".ci" / "run"
     assert ci.stat().st_mode & 0o111

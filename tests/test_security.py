@@ -4,6 +4,7 @@ import ast
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,13 @@ from data import files
 from distill import cli
 from distill.context import Run
 from distill.recipe import load_recipe
+from tests.data.fake_server import fake_server, good_answer
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = [path for floor in ("data", "evaluation", "distill") for path in (ROOT / floor).rglob("*.py")]
 HF = "hf_" + "PLANTEDplantedPLANTED1"
 OPENAI = "sk-" + "PLANTEDplantedPLANTED2"
+PLAIN = "PLANTED key of another service"
 PASSWORD = "PLANTEDplantedPLANTED3"
 FORBIDDEN = {"eval", "exec", "os.system", "torch.load", "yaml.load", "yaml.unsafe_load", "joblib.load"}
 
@@ -28,15 +31,7 @@ def dangers(source: str) -> list[str]:
             continue
         name = ast.unparse(node.func)
         keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
-        if name in (
-            "eval",
-            "exec",
-            "os.system",
-            "torch.load",
-            "yaml.load",
-            "yaml.unsafe_load",
-            "joblib.load",
-        ):
+        if name in FORBIDDEN:
             found.append(name)
         if name.startswith(("pickle.", "dill.", "marshal.", "mlflow.pyfunc")):
             found.append(name)
@@ -85,7 +80,8 @@ def planted(folder: Path) -> list[str]:
     return [
         str(path)
         for path in folder.rglob("*")
-        if path.is_file() and any(secret.encode() in path.read_bytes() for secret in (HF, OPENAI, PASSWORD))
+        if path.is_file()
+        and any(secret.encode() in path.read_bytes() for secret in (HF, OPENAI, PASSWORD, PLAIN))
     ]
 
 
@@ -109,6 +105,60 @@ def test_secrets_of_the_environment_reach_neither_files_nor_logs_nor_mlflow(
     assert "PLANTED" not in out + err
     (runs / "proof").write_text(HF)
     assert planted(runs) == [str(runs / "proof")], "the search finds what is there"
+
+
+def test_a_server_that_repeats_the_key_spreads_it_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the header of every request it is; in what the server says of it, it must not be kept."""
+    monkeypatch.setenv("OPENAI_API_KEY", PLAIN)
+
+    def behave(body: dict[str, Any], times: int) -> tuple[int, dict[str, Any]]:
+        if body["seed"] % 3 == 0:
+            return 400, {"error": f"no key {PLAIN}"}
+        return 200, good_answer(body, **({"finish_reason": PLAIN} if body["seed"] % 3 == 1 else {}))
+
+    with fake_server(behave) as server:
+        words = ["sample.engine=openai", f"sample.endpoint={{model: x, url: '{server.url}'}}"]
+        words += ["train.signal=live", "sample.tokens=40", "data.prompts=[{source: builtin:sql, count: 60}]"]
+        assert cli.main(["sample", "smoke", *(word for text in words for word in ("--set", text))]) == 0
+    assert server.headers[0]["Authorization"] == f"Bearer {PLAIN}"
+    runs = Path(os.environ["DISTILL_RUNS"])
+    kept = next(runs.glob("smoke/sample-*/quarantine-*.jsonl"))
+    assert "HTTP 400" in kept.read_text() and "finish_reason" in kept.read_text()
+    out, err = capfd.readouterr()
+    assert planted(runs) == [] and "PLANTED" not in out + err
+
+
+@pytest.mark.slow
+def test_a_whole_run_keeps_no_secret_in_any_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, manifests, reports, cards, scripts, MLflow's parameters and artifacts."""
+    for name, secret in (
+        ("HF_TOKEN", HF),
+        ("OPENAI_API_KEY", OPENAI),
+        ("MLFLOW_TRACKING_PASSWORD", PASSWORD),
+    ):
+        monkeypatch.setenv(name, secret)
+    monkeypatch.setenv("HUB_TOKEN", PLAIN)
+    runs = Path(os.environ["DISTILL_RUNS"])
+    store = f"sqlite:///{runs / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    assert cli.main(["run", "smoke", "--set", "sample.tokens=300", "--set", "train.tokens=400"]) == 0
+    kinds = {path.suffix for path in runs.rglob("*") if path.is_file()}
+    assert {".html", ".md", ".sh", ".json", ".yaml", ".db", ".safetensors", ".parquet"} <= kinds
+    assert planted(runs) == []
+
+
+@pytest.mark.parametrize("command", ["sample", "compare", "promote", "sync"])
+def test_a_dead_tracking_server_is_named_without_its_password(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:PLA@{PASSWORD}@127.0.0.1:9")
+    words = {"sample": ["smoke"], "promote": ["models:/x/1"]}.get(command, [])
+    code = cli.main([command, *words, "--json"])
+    out, err = capfd.readouterr()
+    assert code == (0 if command == "sync" else 2), "there is nothing to send"
+    assert "PLA" not in out + err and ("127.0.0.1" in err or command == "sync")
 
 
 @pytest.mark.parametrize(

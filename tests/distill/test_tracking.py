@@ -292,6 +292,20 @@ def test_names_values_and_redaction() -> None:
     }
     assert redact("models:/name@champion") == "models:/name@champion"
     assert redact("postgresql://me:pw@db/x hf_short") == "postgresql://***@db/x hf_short"
+    assert redact("https://me:p@ss@host/x and a@b") == "https://***@host/x and a@b"
+    assert redact("Authorization: Basic bWU6cGFzcw==") == "Authorization: Basic ***"
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MY_SECRET"])
+def test_what_the_environment_calls_a_secret_is_cut_out_whatever_it_looks_like(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "refused: plain words, no"
+    assert redact(said) == said
+    monkeypatch.setenv(name, "plain words")
+    assert redact(said) == "refused: ***, no"
+    monkeypatch.setenv(name, "no")  # too short: it stands in many a text
+    assert redact(said) == said
 
 
 def test_many_params_and_metrics_go_in_batches(runs: Path) -> None:
