@@ -72,10 +72,8 @@ class Stage:
 
     def manifest(self) -> dict[str, Any] | None:
         """The commit mark, or None when there is none or it is not one of this stage."""
-        manifest = _read_json(self.directory / MANIFEST)
-        if manifest is None or manifest.get("key") != self.key or not isinstance(manifest.get("files"), dict):
-            return None
-        return manifest
+        manifest = _read_manifest(self.directory)
+        return None if manifest is None or manifest.get("key") != self.key else manifest
 
     def content(self) -> str:
         """A hash of the committed files; the same key may get other contents where a device is not exact."""
@@ -96,7 +94,7 @@ class Stage:
         wanted = _without(_plain(self.inputs()), besides)
         found = []
         for folder in sorted(self.root.glob(f"{self.name}-*")):
-            inputs, manifest = _read_json(folder / INPUTS), _read_json(folder / MANIFEST)
+            inputs, manifest = _read_json(folder / INPUTS), _read_manifest(folder)
             if folder == self.directory or inputs is None or manifest is None:
                 continue
             if _without(inputs, besides) == wanted and not _damage(folder, manifest["files"]):
@@ -298,9 +296,26 @@ def _set_aside(directory: Path) -> Path:
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _read_manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest in a folder; None where there is none, or one of another form than `_commit` writes."""
+    manifest = _read_json(directory / MANIFEST) or {}
+    files, seconds = manifest.get("files"), manifest.get("seconds")
+    if not isinstance(files, dict) or not isinstance(seconds, (int, float)):
+        return None
+    return manifest if all(_is_entry(name, entry) for name, entry in files.items()) else None
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    """Does it tell of a file inside the folder?"""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not isinstance(entry, dict):
+        return False
+    return isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
 
 
 def _without(tree: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:

@@ -68,6 +68,11 @@ class Plot:
         return drawn.replace("<svg", f'<svg role="img" aria-label="{html.escape(self.title)}"', 1)
 
 
+def literal(text: str) -> str:
+    """A label from outside, such that no dollar in it begins a formula."""
+    return text.replace("$", r"\$")
+
+
 def plain_line(axes: Axes) -> None:
     """The line at which speculation is as fast as plain decoding."""
     axes.axhline(1.0, color="black", linewidth=1, linestyle="--")

@@ -19,6 +19,7 @@ from evaluation.figures import (
     errors,
     finish,
     grouped,
+    literal,
     new_figure,
     plain_line,
     triple,
@@ -262,7 +263,7 @@ def plot_tasks(evaluation: Mapping[str, Any]) -> Plot | None:
     found = {(row["task"], row["split"]): row.get(measure) for row in rows}
     figure, axes = new_figure(width=1.2 * len(tasks) + 3)
     values = [[found.get((task, split)) for task in tasks] for split in splits]
-    bars(axes, tasks, values, [f"{split} templates" for split in splits])
+    bars(axes, [literal(task) for task in tasks], values, [f"{split} templates" for split in splits])
     axes.set_ylabel(f"acceptance per token ({measure}, temperature {lowest:g})")
     axes.set_ylim(0, 1)
     table = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.cost_model import chain_or_tree
-from evaluation.figures import COLOURS, HATCHES, Plot, errors, finish, new_figure, plain_line
+from evaluation.figures import COLOURS, HATCHES, Plot, errors, finish, literal, new_figure, plain_line
 from evaluation.lossless import describe
 from evaluation.plots import draw_plots
 from evaluation.selection import RankedGroup, text_table
@@ -94,7 +94,7 @@ def _plot_group(group: RankedGroup, number: int) -> Plot | None:
         label="measured, with its 95 % interval",
     )
     plain_line(axes)
-    axes.set_xticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+    axes.set_xticks(range(len(rows)), [literal(row.label) for row in rows], fontsize=8)
     axes.set_ylabel("speedup over plain decoding")
     table = [[row.label, *span.values()] for row, span in zip(rows, spans, strict=True)]
     heading = ["candidate", "speedup", "low", "high"]

@@ -159,6 +159,43 @@ def test_stage_made_from_other_contents_is_not_reused(tmp_path: Path) -> None:
     assert "other outputs" in said[0]
 
 
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"files": None},
+        {"files": ["out.txt"]},
+        {"files": {"out.txt": 3}},
+        {"files": {"out.txt": {"bytes": "4", "sha256": ""}}},
+        {"files": {"out.txt": {"bytes": 4}}},
+        {"files": {"../victim": {"bytes": 4, "sha256": ""}}},
+        {"files": {"/victim": {"bytes": 4, "sha256": ""}}},
+        {"seconds": "long"},
+        {"key": "other"},
+    ],
+    ids=str,
+)
+def test_a_manifest_of_another_form_is_none_and_reaches_no_file_outside(
+    tmp_path: Path, harm: dict[str, object]
+) -> None:
+    stage, work = make(tmp_path), Work()
+    run(stage, work)
+    victim = stage.directory.parent / "victim"
+    victim.write_text("kept")
+    path = stage.directory / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **harm}))
+    outcome, said = run(stage, work)
+    assert work.calls == 2 and not outcome.skipped and "cannot be read" in said[0]
+    assert victim.read_text() == "kept"
+
+
+def test_a_manifest_nested_too_deep_is_none(tmp_path: Path) -> None:
+    stage, work = make(tmp_path), Work()
+    run(stage, work)
+    (stage.directory / MANIFEST).write_text("[" * 100_000)
+    run(stage, work)
+    assert work.calls == 2
+
+
 def test_scratch_and_temporary_files_are_not_outputs(tmp_path: Path) -> None:
     def work(folder: Path) -> None:
         (folder / SCRATCH).mkdir()

@@ -137,6 +137,15 @@ def test_a_comparison_names_leader_and_ties() -> None:
     assert "No candidate" in comparison_page([])
 
 
+@pytest.mark.parametrize("name", ["$\\frac", "$\\nothing$", "5 $ or 6 $", "a\\$b"])
+def test_a_dollar_in_a_name_is_no_formula(name: str) -> None:
+    assert name in comparison_page(rank([row("lead", 2.0, name=name)]))
+    tasks = [
+        {**entry, "task": "all" if entry["task"] == "all" else name} for entry in EVALUATION["acceptance"]
+    ]
+    assert name in candidate_page(evaluation(acceptance=tasks), HISTORY, "demo", "")
+
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
