@@ -1,8 +1,10 @@
 """Files written whole or not at all, and the digests by which stages recognise them."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,6 +15,16 @@ from uuid import uuid4
 from data.errors import UserError
 
 _BLOCK_BYTES = 1 << 20
+_FULL = re.compile(r"No space left on device|os error 28|database or disk is full")
+_LITTLE_DISK = 1 << 20
+
+
+def user_path(text: str) -> Path:
+    """A path as a user writes it: `~` and `~NAME` are home folders, where there are such."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # nobody of that name
+        return Path(text)
 
 
 def sha256_file(path: Path) -> str:
@@ -155,3 +167,17 @@ def _sync_folder(folder: Path) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def disk_is_full(error: BaseException, folder: Path) -> bool:
+    """Did the work fail for want of disk? Libraries that write by themselves say so in words of their own, if
+    at all.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if (isinstance(cause, OSError) and cause.errno == errno.ENOSPC) or _FULL.search(str(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free < _LITTLE_DISK

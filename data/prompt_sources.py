@@ -12,7 +12,7 @@ from typing import Any
 
 from data import prompt_sets
 from data.errors import UserError
-from data.files import canonical_hash
+from data.files import canonical_hash, user_path
 from data.json_lines import read_json_lines
 
 _log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _read_file(source: str, parsed: ParsedSource) -> list[Prompt]:
     prompts = []
-    path = Path(parsed.place).expanduser()
+    path = user_path(parsed.place)
     rows = _read_parquet(path) if path.suffix == ".parquet" else read_json_lines(path, "prompt file")
     for where, row in rows:
         if ("prompt" in row) == ("messages" in row):
@@ -159,7 +159,7 @@ def _read_log(source: str, parsed: ParsedSource) -> list[Prompt]:
     that cannot be asked again (images, tool calls, no question) are left out and counted.
     """
     prompts, unusable = [], 0
-    for where, row in read_json_lines(Path(parsed.place).expanduser(), "prompt file"):
+    for where, row in read_json_lines(user_path(parsed.place), "prompt file"):
         body = row.get("body", row)
         try:
             asked = body.get("messages", body.get("prompt")) if isinstance(body, dict) else None
@@ -229,7 +229,7 @@ def _is_text(content: str) -> bool:
 
 def _read_specbench(source: str, parsed: ParsedSource) -> list[Prompt]:
     prompts = []
-    for where, row in read_json_lines(Path(parsed.place).expanduser(), "prompt file"):
+    for where, row in read_json_lines(user_path(parsed.place), "prompt file"):
         turns, category = row.get("turns"), row.get("category")
         if not isinstance(turns, list) or not turns or not isinstance(category, str):
             raise UserError(f'{where}: a Spec-Bench question needs "category" and a list "turns"')

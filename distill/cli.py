@@ -8,8 +8,6 @@ and 143 interrupted, run the same command to resume; 1 a fault of ours, with its
 
 import argparse
 import errno
-import re
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from data.errors import UserError
+from data.files import disk_is_full
 from distill import interrupts
 from distill.bench.cli import add_arguments as add_bench_arguments
 from distill.export import FORMATS
 from distill.json_output import json_output
 from distill.redact import redact
 from distill.stages import runs_folder
+from evaluation.store import database_fault, tracking_uri
 
 if TYPE_CHECKING:
     from distill.pipeline import Result
@@ -38,9 +38,11 @@ STAGE_COMMANDS = {
 _RECIPE = "a name in recipes/, or the path of a .yaml file"
 _EXPORTED = f"{_RECIPE}; with --out also models:/NAME@champion, models:/NAME/VERSION or models:/m-ID"
 _FREE = "free some and run the same command to resume"
-_OUTSIDE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
-_FULL = re.compile(r"No space left on device|os error 28|database or disk is full")
-_LITTLE_DISK = 1 << 20
+_MEND = "mend or free it, or move it away, and run the same command again"
+_OUTSIDE_FAULTS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_json = "--json" in words
     with interrupts.handled(), json_output(as_json) as emit:
         try:
+            _check_words(words)
             options = _parser().parse_args(words)
             answer, code = options.command(options)
             if as_json:
@@ -72,7 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Exception as error:
             if disk_is_full(error, runs_folder()):
                 return _fail(f"the disk is full ({runs_folder()}): {_FREE}", 2, emit)
+            if said := database_fault(error):
+                return _fail(f"MLflow's database, {tracking_uri(runs_folder())}: {said}; {_MEND}", 2, emit)
             return _fault(error, emit)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Half a character comes from a file's name in no UTF-8; no library could open such a file."""
+    for word in words:
+        if "\0" in word or word.encode(errors="replace").decode() != word:
+            raise UserError(f"{word!r} is no text in UTF-8: give it another name")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -282,7 +294,6 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from data.files import check_replaceable, write_atomic
     from distill.preflight import require_tracking
     from evaluation.selection import candidates, rank, render, to_json
-    from evaluation.store import tracking_uri
 
     require_tracking()
     if options.html:
@@ -312,20 +323,6 @@ def _bench(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     if not options.json:
         print(text)
     return found, 0
-
-
-def disk_is_full(error: BaseException, folder: Path) -> bool:
-    """Did the work fail for want of disk? Libraries that write by themselves say so in words of their own, if
-    at all.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        if (isinstance(cause, OSError) and cause.errno == errno.ENOSPC) or _FULL.search(str(cause)):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free < _LITTLE_DISK
 
 
 def _say(text: str) -> None:

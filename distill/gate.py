@@ -18,7 +18,8 @@ SHORT_NAMES = {
     "argmax": "acceptance/argmax",
 }
 """Beside these, every measure that MLflow is given may be named in full."""
-_REQUIREMENT = re.compile(r"\s*([A-Za-z][\w./-]*)\s*(>=|<=|>|<)\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*")
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+_REQUIREMENT = re.compile(rf"\s*([A-Za-z][\w./-]*)\s*(>=|<=|>|<)\s*({_NUMBER})\s*")
 _COMPARE = {
     ">=": lambda value, bound: value >= bound,
     "<=": lambda value, bound: value <= bound,
@@ -45,6 +46,8 @@ def parse(text: str) -> Requirement:
     if not found:
         raise UserError(f"--require {text}: write `lossless`, or a measure and a bound as in speedup>=1.5.")
     name, operator, bound = found.groups()
+    if "/" not in name and name not in SHORT_NAMES:  # said before hours of work, not behind them
+        raise UserError(f"--require {text}: no measure is called {name}; there are {', '.join(SHORT_NAMES)}.")
     return Requirement(text.strip(), SHORT_NAMES.get(name, name), operator, float(bound))
 
 

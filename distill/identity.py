@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Literal
 
+from data.files import user_path
+
 ModelForm = Literal["package", "random", "shipped", "candidate", "local", "hub"]
 _PREFIXES: dict[str, ModelForm] = {
     "package:": "package",
@@ -29,11 +31,7 @@ def model_form(model: str) -> ModelForm:
     for prefix, form in _PREFIXES.items():
         if model.startswith(prefix):
             return form
-    if (
-        Path(model).expanduser().exists()
-        or model.endswith(".gguf")
-        or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)
-    ):
+    if user_path(model).exists() or model.endswith(".gguf") or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", model):
         return "local"
     return "hub"
 

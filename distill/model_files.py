@@ -45,7 +45,7 @@ def reading(path: Path, what: str) -> Iterator[None]:
             reason = reason[: _LONGEST_REASON - 3] + "..."
         raise UserError(
             f"{path}: its {what} cannot be read ({type(error).__name__}: {reason}); "
-            "download or save it again."
+            "download or save it again (in runs/cache: delete the folder)."
         ) from error
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data.errors import UserError
+from data.files import user_path
 from data.prompt_sources import parse_source
 from distill.findings import Finding, Findings
 from distill.hub import Hub
@@ -71,7 +72,7 @@ def _check_model(what: str, model: str, revision: str | None, hub: Hub) -> Itera
     elif form == "shipped":
         yield _shipped(what, model)
     elif form == "local":
-        yield _local(what, Path(model).expanduser())
+        yield _local(what, user_path(model))
     else:
         yield hub.look(what, model, revision, "model")
 
@@ -138,7 +139,7 @@ def _check_prompts(text: str, hub: Hub) -> Iterator[Finding]:
     if source.kind == "hub":
         yield hub.look(what, source.place, source.revision, "dataset")
     elif source.kind in ("file", "log", "specbench"):
-        path = Path(source.place).expanduser()
+        path = user_path(source.place)
         if not path.is_file():
             yield Finding("blocks", what, f"no file {path}")
         elif path.stat().st_size == 0:

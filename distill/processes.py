@@ -48,7 +48,7 @@ def read_processes(name: str) -> Processes | None:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
         count, machines = int(settings["num_processes"]), int(settings.get("num_machines", 1))
         kind = str(settings["distributed_type"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no configuration of accelerate: {error}") from error
     if kind not in _KINDS or machines != 1 or count < 1:
         raise UserError(

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from data.errors import UserError
-from data.files import canonical_hash, replace_directory, sha256_file, write_json
+from data.files import canonical_hash, replace_directory, sha256_file, user_path, write_json
 from distill.identity import model_form
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes" / "drafters"
@@ -38,7 +38,7 @@ def resolve_model(model: str, revision: str | None, cache_dir: Path, what: str =
         return _shipped(model.removeprefix("shipped:"), what)
     if (gguf := gguf_file(model, what)) is not None:
         return _converted(gguf, Path(cache_dir), what)
-    path = Path(model).expanduser()
+    path = user_path(model)
     if not path.is_dir():
         raise UserError(f"{what}: there is no directory {path}, and {model!r} is no hub id.")
     if not (path / "config.json").is_file():
@@ -65,7 +65,7 @@ def find_model(model: str, revision: str | None, cache_dir: Path) -> Path | None
         elif (gguf := gguf_file(model)) is not None:
             path = _converted_path(gguf, cache_dir)
         else:
-            path = Path(model).expanduser()
+            path = user_path(model)
     except (UserError, HFValidationError, LocalEntryNotFoundError):
         return None
     return path if (path / "config.json").is_file() else None
@@ -79,7 +79,7 @@ def gguf_file(model: str, what: str = "target.model") -> Path | None:
     form = model_form(model)
     if form not in ("package", "local"):
         return None
-    path = _file_in_package(model, what) if form == "package" else Path(model).expanduser()
+    path = _file_in_package(model, what) if form == "package" else user_path(model)
     if path.suffix != ".gguf":
         return None
     if not path.is_file():

@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.files import user_path
 from distill.identity import model_form
 from distill.quantize import BYTES
 from distill.recipe import Recipe
@@ -48,7 +49,7 @@ def measured(model: str) -> dict[str, int] | None:
     """Parameters, hidden size and layers of a local model folder, from its headers; None where there is
     none.
     """
-    path = Path(model).expanduser()
+    path = user_path(model)
     if model_form(model) != "local" or not path.is_dir():
         return None
     try:

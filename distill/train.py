@@ -71,7 +71,7 @@ class TrainConfig(BaseModel):
     """The highest, reached after the warm-up; decays to 0 on a cosine."""
     batch_size: int = Field(default=16, gt=0)
     """Samples per batch, over all processes: each takes its share of every batch."""
-    accumulation: int = Field(default=1, gt=0)
+    accumulation: int = Field(default=1, gt=0, le=1_000_000)
     """Batches whose gradients make one step. `lk_hybrid` mixes per batch; the other losses do not notice."""
     temperature: float | None = Field(default=None, gt=0)
     """Divides both models' logits in the loss; where left out, serving.temperature, or 1 where that is 0."""

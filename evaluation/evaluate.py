@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from evaluation.measurements import Evaluation
 
 OTHER_COST_RATIOS = (0.02, 0.05, 0.1, 0.2, 0.4)
+BatchSize = Annotated[int, Field(ge=1, le=4096)]
+Drafts = Annotated[int, Field(ge=1, le=128)]
 
 
 class ServingConfig(BaseModel):
@@ -36,7 +38,7 @@ class ServingConfig(BaseModel):
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     draft_sampling: Literal["sampled", "argmax"] = "sampled"
-    batch_size: int = Field(default=1, ge=1)
+    batch_size: BatchSize = 1
 
 
 class EvaluateConfig(BaseModel):
@@ -44,11 +46,11 @@ class EvaluateConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prompts: int = Field(default=30, ge=2)
+    prompts: int = Field(default=30, ge=2, le=1_000_000)
     """Test prompts per split: unseen fills of seen templates, and unseen templates."""
-    num_speculative_tokens: list[int] = Field(default=[4, 8], min_length=1)
-    max_new_tokens: int = Field(default=64, ge=2)
-    batch_sizes: list[int] = Field(default=[])
+    num_speculative_tokens: list[Drafts] = Field(default=[4, 8], min_length=1)
+    max_new_tokens: int = Field(default=64, ge=2, le=1_000_000)
+    batch_sizes: list[BatchSize] = Field(default=[])
     """Batch sizes whose speed is measured beside the serving one's; the cost model covers others unasked."""
 
     tree: bool = False
@@ -56,9 +58,9 @@ class EvaluateConfig(BaseModel):
 
     @field_validator("num_speculative_tokens", "batch_sizes")
     @classmethod
-    def positive_and_distinct(cls, values: list[int]) -> list[int]:
-        if any(value < 1 for value in values) or len(set(values)) < len(values):
-            raise ValueError("give distinct numbers, each 1 or more")
+    def distinct(cls, values: list[int]) -> list[int]:
+        if len(set(values)) < len(values):
+            raise ValueError("give distinct numbers")
         return sorted(values)
 
 

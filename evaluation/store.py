@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,11 @@ from data.files import commit_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+_DATABASE = re.compile(
+    "file is not a database|database disk image is malformed|unable to open database file"
+    "|readonly database|database is locked"
+)
 
 
 def tracking_uri(runs_dir: Path) -> str:
@@ -39,12 +45,29 @@ def open_client(tracking_uri: str) -> MlflowClient:
 
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    refused = f"MLflow cannot use its store {tracking_uri} (MLFLOW_TRACKING_URI)"
     if tracking_uri.startswith("sqlite:///"):
-        _make_store(Path(tracking_uri.removeprefix("sqlite:///")))
+        path = Path(tracking_uri.removeprefix("sqlite:///"))
+        if path.exists() and not (path.is_file() and os.access(path, os.R_OK)):
+            raise UserError(f"{refused}: {path} is no file that can be read")  # MLflow would try for minutes
+        _make_store(path)
     try:
         return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-    except MlflowException as error:
-        raise UserError(f"MLflow cannot use its store (MLFLOW_TRACKING_URI): {error.message}") from error
+    except Exception as error:
+        said = database_fault(error)
+        if not said and not isinstance(error, (MlflowException, OSError)):
+            raise
+        raise UserError(f"{refused}: {said or error}") from error
+
+
+def database_fault(error: BaseException) -> str:
+    """What a damaged, locked or unreadable database said, however deep in `error`; empty where none did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := _DATABASE.search(str(cause)):
+            return found[0]
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 def _make_store(path: Path) -> None:

@@ -125,6 +125,10 @@ RECIPES_AND_WORDS: dict[str, tuple[str | bytes, list[str]]] = {
     "a negative number": (edited("tokens: 1200", "tokens: -1"), ["sample.tokens", "-1"]),
     "zero tokens": (edited("tokens: 2400", "tokens: 0"), ["train.tokens", "0"]),
     "a negative learning rate": (edited("1e-3", "-1e-3"), ["train.learning_rate"]),
+    "a batch that is served without end": (
+        edited("  batch_size: 1\n", "  batch_size: 9999999\n"), ["serving.batch_size", "less than or equal"],
+    ),
+    "drafts without end": (edited("[2, 4]", "[2, 100000]"), ["num_speculative_tokens", "less than or equal"]),
     "not a number": (edited("1e-3", ".nan"), ["train.learning_rate", "finite"]),
     "an infinity": (edited("top_p: 1.0", "top_p: .inf"), ["serving.top_p", "finite"]),
     "a share above one": (edited("top_p: 1.0", "top_p: 1.5"), ["serving.top_p", "1.5"]),
@@ -140,7 +144,7 @@ RECIPES_AND_WORDS: dict[str, tuple[str | bytes, list[str]]] = {
     "samples without end": (edited("prompt: 1", "prompt: 1000000000"), ["sample.samples_per_prompt"]),
     "a batch without end": (edited("batch_size: 16", "batch_size: 1000000000"), ["sample.batch_size"]),
     "answers without end": (edited("tokens: 16", "tokens: 1000000000"), ["sample.max_new_tokens"]),
-    "drafts of no tokens": (edited("[2, 4]", "[0]"), ["evaluate.num_speculative_tokens", "1 or more"]),
+    "drafts of no tokens": (edited("[2, 4]", "[0]"), ["evaluate.num_speculative_tokens", "equal to 1"]),
     "the same draft length twice": (edited("[2, 4]", "[2, 2]"), ["distinct"]),
     "no draft length": (edited("[2, 4]", "[]"), ["evaluate.num_speculative_tokens"]),
     "one test prompt": (edited("prompts: 4", "prompts: 1"), ["evaluate.prompts"]),
@@ -213,6 +217,17 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "an absolute name": (["run", "/etc/passwd"], ["may hold only"]),
     "an empty name": (["run", ""], ["may hold only"]),
     "a recipe with a line break": (["run", "smoke\n"], ["may hold only"]),
+    "a name too long for a file": (["run", "x" * 300], ["name too long", "mend that"]),
+    "a path too long for a file": (["show", "x" * 300 + ".yaml"], ["name too long", "mend that"]),
+    "a folder of nobody's": (
+        ["run", "smoke", "--set", "target.model=~nobody-at-all/x"], ["no folder ~nobody-at-all/x"],
+    ),
+    "a target too long for a file": (
+        ["preflight", "smoke", "--set", f"target.model=/{'x' * 300}"], ["name too long", "mend that"],
+    ),
+    "an export too long for a folder": (["export", "smoke", "--out", "x" * 300], ["name too long"]),
+    "a page too long for a file": (["compare", "--html", "x" * 300], ["name too long"]),
+    "a file's name in no UTF-8": (["compare", "--html", "\udcff.html"], ["'\\udcff.html'", "UTF-8"]),
     "an unknown recipe": (["run", "smok"], ["did you mean smoke?"]),
     "a file that is not there": (["run", "none.yaml"], ["no recipe file none.yaml"]),
     "a folder for a recipe": (["run", "folder.yaml"], ["no recipe file"]),
@@ -224,6 +239,11 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "an option that is unknown": (["run", "smoke", "--fast"], ["--fast", "--help"]),
     "a command that is unknown": (["rum", "smoke"], ["invalid choice", "--help"]),
     "a requirement without a bound": (["evaluate", "smoke", "--require", "speedup"], ["speedup>=1.5"]),
+    "a bound that is no number": (["evaluate", "smoke", "--require", "speedup>=1..5"], ["speedup>=1.5"]),
+    "a measure that is none": (["evaluate", "smoke", "--require", "spedup>=1"], ["no measure", "speedup, "]),
+    "processes of nowhere": (["train", "smoke", "--accelerate", "../ddp"], ["no processes", "ddp, fsdp2"]),
+    "processes without end": (["train", "smoke", "--accelerate", "endless.yaml"], ["endless.yaml is no"]),
+    "processes nested too deep": (["train", "smoke", "--accelerate", "deep.yaml"], ["deep.yaml is no"]),
     "an export of nothing": (["export", "models:/none/1"], ["--out DIR"]),
     "a target outside a package": (
         ["run", "smoke", "--set", "target.model=package:json/../x.gguf"], ["target", "json"],
@@ -263,6 +283,8 @@ def test_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "endless.yaml").write_text("{num_processes: .inf, distributed_type: MULTI_GPU}")
+    (tmp_path / "deep.yaml").write_text("[" * 2000)
     words, said = COMMANDS[case]
     message = refused(*words)
     assert all(word in message for word in said), message

@@ -197,6 +197,51 @@ def test_a_store_that_cannot_be_used_is_the_users_to_mend(
     assert "MLFLOW_TRACKING_URI" in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [["compare"], ["promote", "models:/a/1"]])
+def test_a_damaged_database_is_named(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    database = Path(os.environ["DISTILL_RUNS"]) / "mlflow.db"
+    database.write_text("rubbish" * 1000)
+    assert cli.main(words) == 2
+    err = capfd.readouterr().err
+    assert f"{database} (MLFLOW_TRACKING_URI): file is not a database" in err and "Traceback" not in err
+    assert database.read_text() == "rubbish" * 1000
+    database.unlink()
+    database.mkdir()
+    assert cli.main(words) == 2 and "is no file" in capfd.readouterr().err
+
+
+def test_a_database_that_fails_later_is_named_too(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(options: object) -> None:
+        try:
+            raise ValueError("(sqlite3.DatabaseError) database disk image is malformed")
+        except ValueError as error:
+            raise RuntimeError("no such experiment") from error
+
+    monkeypatch.setattr(cli, "_compare", fail)
+    assert cli.main(["compare"]) == 2
+    assert "database disk image is malformed; mend" in capfd.readouterr().err
+
+
+def test_a_runs_folder_that_is_a_file_is_the_users_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "smoke").write_text("mine")
+    for place, words in (
+        ("file", ["sample", "smoke"]),
+        ("file", ["show", "smoke"]),
+        ("file", ["promote", "models:/a/1"]),
+        (".", ["sample", "smoke"]),
+    ):
+        monkeypatch.setenv("DISTILL_RUNS", str(tmp_path / place))
+        assert cli.main(words) == 2
+        err = capfd.readouterr().err
+        assert str(tmp_path) in err and "Traceback" not in err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 @pytest.mark.parametrize("name", ["", "file/page.html", "device"])
 def test_a_page_is_never_written_over_something_else(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -40,7 +40,9 @@ def test_lossless_means_a_certificate_that_holds() -> None:
     assert failing("lossless", certificate=lossy) == ["lossless is required: 2 outputs differ."]
 
 
-@pytest.mark.parametrize("text", ["speedup", "speedup=1", "speedup>=fast", ">=1", ""])
+@pytest.mark.parametrize(
+    "text", ["speedup", "speedup=1", "speedup>=fast", "speedup>=1..5", "speedup>=.", ">=1", ""]
+)
 def test_a_requirement_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="write `lossless`"):
         parse(text)
