@@ -13,7 +13,7 @@ TOP   := $(BIN)/distill
 SHARED = $(if $(filter-out single,$(ACCELERATE)),--accelerate "$$ACCELERATE" )
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench benchtraining smoke test chaos soak audit lint format
+.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench benchtraining smoke test chaos soak audit openvino onnx parsers lint format
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
@@ -94,6 +94,20 @@ audit: $(STAMP) ## Look the installed packages up in the lists of known weakness
 	    test ! -s found.txt || { cat found.txt; exit 1; }; \
 	    echo "$$list: $$(tail -n 1 said.txt)"; \
 	done; echo 'NOT AUDITED: no list of weaknesses told of every package; the licences above are all there is'; exit 1
+
+# What these pin is not what we need, so each has an environment of its own. The parsers are the modules that read
+# configs in servers that need a GPU: they stand over our own torch, so without what they depend on.
+openvino: .venv/.openvino/.installed ## Make the environment that exports for OpenVINO GenAI need (network)
+onnx: .venv/.onnx/.installed ## Make the environment that exports for ONNX Runtime GenAI need (network)
+parsers: .venv/.parsers/.installed ## Make the environment in which tests hand exports to vLLM and SGLang (network)
+
+NEEDS_openvino := optimum-intel openvino-genai openvino-tokenizers
+NEEDS_onnx     := -c constraints.txt onnxruntime-genai onnx-ir torch transformers
+NEEDS_parsers  := --no-deps -r tests/distill/export/parsers.txt
+.venv/.openvino/.installed .venv/.onnx/.installed .venv/.parsers/.installed: .venv/.%/.installed: | $(STAMP)
+	$(BIN)/python -m venv .venv/.$*
+	.venv/.$*/bin/python -m pip install --quiet $(NEEDS_$*)
+	@touch $@
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .

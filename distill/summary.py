@@ -60,15 +60,14 @@ def print_summary(result: "Result") -> None:
 
 def export_lines(result: "Result") -> list[str]:
     """Where each exported format lies, and the lines that serve it with llama.cpp where it can load it."""
-    from distill.export import LLAMA_CPP_FORMATS
     from distill.export.command import commands
 
     lines = []
     for kind in result.recipe.export.formats:
         folder = result.outcomes["export"].stage.directory / kind
-        if kind in LLAMA_CPP_FORMATS:
-            lines.append(f"Ready to serve: {folder}; with llama.cpp, for instance:")
-            lines += [f"  {line}" for line in commands(folder)]
+        if found := commands(folder, kind):
+            lines.append(f"Ready to serve: {folder}; here, for instance:")
+            lines += [f"  {line}" for line in found]
         else:
             lines.append(f"Exported: {folder}; what loads it stands in its README.md.")
     return lines

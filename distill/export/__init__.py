@@ -6,17 +6,18 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Format = Literal["hf", "gguf", "compact", "medusa", "eagle"]
+Format = Literal["hf", "gguf", "openvino", "onnx", "compact", "medusa", "eagle", "speculators"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-"""For transformers, vLLM and SGLang; for llama.cpp; for this tool, to start other drafters from; Medusa's and
-EAGLE-3's public checkpoints, for the servers that load them.
+"""For transformers, vLLM and SGLang; for llama.cpp; for OpenVINO GenAI and ONNX Runtime GenAI; for this tool,
+to start other drafters from; Medusa's and EAGLE-3's public checkpoints, and EAGLE-3's as speculators writes
+it, for the servers that load them.
 """
-LLAMA_CPP_FORMATS: tuple[Format, ...] = ("hf", "gguf")
-"""Those whose `serve/` holds a script for llama.cpp."""
+PROVEN_FORMATS: tuple[Format, ...] = ("hf", "gguf", "openvino", "onnx")
+"""Those that `--verify` loads and decodes with."""
 FORMATS_OF_KIND: dict[str, tuple[Format, ...]] = {
-    "model": ("hf", "gguf", "compact"),
+    "model": ("hf", "gguf", "openvino", "onnx", "compact"),
     "medusa": ("medusa",),
-    "eagle": ("eagle",),
+    "eagle": ("eagle", "speculators"),
 }
 """The formats for each kind of drafter (`draft.kind`)."""
 

@@ -13,8 +13,8 @@ from evaluation.measures import headline_acceptance, machine_label, serving_labe
 _SERVE = {
     "hf": [
         "`serve/` holds ready scripts for vLLM (`sh serve/vllm.sh`), SGLang, TensorRT-LLM, llama.cpp, "
-        "OpenVINO GenAI and transformers; `serve/servers.json` lists them, and says of a server that is "
-        "missing why. In transformers:",
+        "OpenVINO GenAI, ONNX Runtime GenAI and transformers; `serve/servers.json` lists them, and says of a "
+        "server that is missing why. In transformers:",
         "",
         "```python",
         'draft = AutoModelForCausalLM.from_pretrained("THIS DIRECTORY", dtype=target.dtype)',
@@ -27,6 +27,21 @@ _SERVE = {
         "python3 serve/ask.py     # ask it, and read the acceptance back",
         "```",
     ],
+    "openvino": [
+        "Target and drafter for OpenVINO GenAI stand in `target/` and `draft/`:",
+        "",
+        "```sh",
+        "python3 serve/openvino_pair.py    # with openvino-genai; says what was accepted",
+        "```",
+    ],
+    "onnx": [
+        "Target and drafter for ONNX Runtime GenAI stand in `target/` and `draft/`, and `genai_config.json` "
+        "names both:",
+        "",
+        "```sh",
+        "python3 serve/onnx_pair.py    # with onnxruntime-genai; says what was accepted",
+        "```",
+    ],
     "compact": [
         "Not for servers: layers and head in 8 bits, without the target's embeddings. A recipe starts from "
         "it by `draft: {init: {from: THIS DIRECTORY}}`, or `shipped:NAME` where it stands in "
@@ -35,7 +50,13 @@ _SERVE = {
 }
 
 
-_LIBRARIES = {"hf": "transformers", "gguf": "gguf", "compact": "draft-distill"}
+_LIBRARIES = {
+    "hf": "transformers",
+    "gguf": "gguf",
+    "openvino": "openvino",
+    "onnx": "onnx",
+    "compact": "draft-distill",
+}
 
 
 def model_card(facts: Mapping[str, Any], expansion: Mapping[str, Any], name: str, kind: Format = "hf") -> str:

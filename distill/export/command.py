@@ -17,7 +17,7 @@ from data.errors import UserError
 from data.files import write_json
 from distill.candidates import resolve_candidate
 from distill.context import Run
-from distill.export import FORMATS_OF_KIND, LLAMA_CPP_FORMATS, Format
+from distill.export import FORMATS_OF_KIND, PROVEN_FORMATS, Format
 from distill.export.record import candidate_record
 from distill.recipe import Recipe
 from distill.resolve import gguf_file
@@ -112,20 +112,23 @@ def export(
         "directory": str(out_dir),
         "format": kind,
         "verification": proof,
-        "commands": commands(out_dir) if kind in LLAMA_CPP_FORMATS else [],
+        "commands": commands(out_dir, kind),
     }
 
 
 def check_request(kind: Format, out_dir: Path, *, force: bool, verify: bool) -> None:
     """`UserError` where `export` would refuse what is asked, whatever the drafter."""
     from distill.export.directory import check_out_dir
+    from distill.export.runtimes import interpreter
 
-    if verify and kind not in LLAMA_CPP_FORMATS:
+    if verify and kind not in PROVEN_FORMATS:
         raise UserError(
             f"A server that loads {kind} exports cannot be asked here, so --verify has nothing to prove: "
             "leave it out."
         )
     check_out_dir(out_dir.absolute(), force, kind)
+    if kind == "openvino" or kind == "onnx":
+        interpreter(kind)
 
 
 def check_kind(name: str, recipe: Recipe, kind: Format) -> None:
@@ -139,46 +142,42 @@ def check_kind(name: str, recipe: Recipe, kind: Format) -> None:
 def write(source: Source, kind: Format, out_dir: Path, *, force: bool) -> None:
     """Write one format."""
     from distill.export.compact import export_compact
+    from distill.export.genai import export_genai
     from distill.export.gguf import export_gguf
     from distill.export.heads import export_heads
     from distill.export.hf import export_hf
 
-    if kind == "medusa" or kind == "eagle":
-        target = source.run.target_folder
-        export_heads(source.drafter, target, out_dir, kind, facts=source.facts, force=force)
-        return
+    common: dict[str, Any] = {"facts": source.facts, "force": force}
     if kind == "compact":
-        export_compact(source.drafter, out_dir, facts=source.facts, force=force)
+        export_compact(source.drafter, out_dir, **common)
         return
-    exporter = {"hf": export_hf, "gguf": export_gguf}[kind]
-    exporter(
-        source.drafter,
-        source.run.target_folder,
-        out_dir,
-        facts=source.facts,
-        calibration=source.calibration,
-        target_gguf=source.target_gguf,
-        force=force,
-    )
+    pair = (source.drafter, source.run.target_folder, out_dir)
+    if kind == "medusa" or kind == "eagle" or kind == "speculators":
+        export_heads(*pair, kind, **common)
+        return
+    common["calibration"] = source.calibration
+    if kind == "openvino" or kind == "onnx":
+        export_genai(*pair, kind, **common)
+    else:
+        exporter = {"hf": export_hf, "gguf": export_gguf}[kind]
+        exporter(*pair, target_gguf=source.target_gguf, **common)
 
 
 def prove(source: Source, kind: Format, out_dir: Path) -> dict[str, Any]:
     """What `verification.json` holds: the proof of one format, and its faults in sentences (none: proven)."""
-    from distill.export.verify import same_logits, verify_gguf, verify_hf
+    from distill.export.verify import same_logits, verify_genai, verify_gguf, verify_hf
 
     target = source.run.target_folder
+    decoding: dict[str, Any] = {
+        "num_speculative_tokens": int(source.facts["num_speculative_tokens"]),
+        "max_new_tokens": NEW_TOKENS,
+        "eos_ids": source.run.target.eos_ids,
+    }
+    if kind == "openvino" or kind == "onnx":
+        return verify_genai(out_dir, kind, source.drafter, target, source.test_prompts, **decoding)
     if kind == "gguf":
-        return verify_gguf(
-            out_dir,
-            source.drafter,
-            target,
-            source.target_gguf,
-            source.test_prompts,
-            num_speculative_tokens=int(source.facts["num_speculative_tokens"]),
-            max_new_tokens=NEW_TOKENS,
-            eos_ids=source.run.target.eos_ids,
-            seed=source.run.recipe.seed,
-        )
+        own, seed = source.target_gguf, source.run.recipe.seed
+        return verify_gguf(out_dir, source.drafter, target, own, source.test_prompts, seed=seed, **decoding)
     texts = [source.run.target.tokenizer.decode(ids) for ids in source.test_prompts[:TRANSFORMERS_PROMPTS]]
     same = same_logits(out_dir, source.drafter, source.test_prompts)
     found = verify_hf(out_dir, target, texts, NEW_TOKENS)
@@ -191,13 +190,20 @@ def prove(source: Source, kind: Format, out_dir: Path) -> dict[str, Any]:
     return {"same_logits": same, **asdict(found), "faults": faults}
 
 
-def commands(out_dir: Path) -> list[str]:
-    """The shell lines that serve the export and read the acceptance back, for what is installed here.
+def commands(out_dir: Path, kind: Format) -> list[str]:
+    """The shell lines that serve the export and read the acceptance back, for what is installed here; none
+    where nothing here can.
 
-    The scripts look for llama-server, else for the wheel xllamacpp in the Python that comes first on the
-    path: ours, where that has it.
+    The scripts for llama.cpp look for llama-server, else for the wheel xllamacpp in the Python that comes
+    first on the path: ours, where that has it.
     """
     serve = out_dir / "serve"
+    if kind == "openvino" or kind == "onnx":
+        from distill.export.runtimes import interpreter
+
+        return [shlex.join([str(interpreter(kind)), str(serve / f"{kind}_pair.py")])]
+    if not (serve / "llama-cpp.sh").is_file():
+        return []
     prefix = (
         "" if shutil.which("llama-server") else f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "
     )
@@ -219,6 +225,12 @@ def report(answer: dict[str, Any]) -> str:
             for name, run in proof.get("races", {}).items()
         ]
         lines += [proof["verdict"]] if "verdict" in proof else []
+        if "accepted" in proof:
+            lines.append(
+                f"  accepted {proof['accepted']} of {proof['drafted']} drafted tokens ("
+                f"{proof['acceptance_rate']:.3f}; our own decoder {proof['predicted_acceptance_rate']:.3f}), "
+                f"{proof['identical']} of {proof['prompts']} texts are plain decoding's"
+            )
     if answer["commands"]:
-        lines += ["Serve it with llama.cpp, ask it, and read the acceptance back:", *answer["commands"]]
+        lines += ["Serve it, ask it, and read the acceptance back:", *answer["commands"]]
     return "\n".join(lines)

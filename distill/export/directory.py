@@ -45,8 +45,9 @@ def check_out_dir(out_dir: Path, force: bool, kind: str = "") -> None:
 
 def misread_name(out_dir: Path, kind: str = "") -> str | None:
     """What in the path makes vLLM take an export of format `kind` for another kind of drafter."""
+    own = {"medusa": "medusa", "eagle": "eagle", "speculators": "eagle"}.get(kind)
     names = (name for name in MISREAD_NAMES if name in str(out_dir).lower())
-    return next((name for name in names if not (kind and name.startswith(kind))), None)
+    return next((name for name in names if not (own and name.startswith(own))), None)
 
 
 def write_export(

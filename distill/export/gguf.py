@@ -22,7 +22,7 @@ from distill.export.card import model_card
 from distill.export.directory import check_out_dir, write_export
 from distill.export.hf import build_hf, servable, write_texts
 from distill.export.pair import Check, check_gguf_pair, refused_by, vocabulary, vocabulary_hash
-from distill.export.serve import gguf_serve_files
+from distill.export.serve_llama_cpp import gguf_serve_files
 from distill.redact import redacted
 
 LOSSLESS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from data.files import write_json
 from distill.export.directory import check_out_dir, write_export
-from distill.export.hf import write_texts
-from distill.head_layouts import to_public
+from distill.export.hf import servable, write_texts
+from distill.export.pair import read_side, vocabulary, vocabulary_hash
+from distill.export.serve_heads import HeadFormat, head_files
+from distill.head_layouts import to_public, to_speculators, to_tgi
 from distill.models import load_drafter
 
 TOKENIZER_FILES = (
@@ -20,59 +21,67 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-METHODS = {"medusa": "medusa", "eagle": "eagle3"}
-"""vLLM's names for them."""
 
 
 def export_heads(
     drafter_dir: Path,
     target_dir: Path,
     out_dir: Path,
-    kind: Literal["medusa", "eagle"],
+    kind: HeadFormat,
     *,
     facts: Mapping[str, Any],
     force: bool = False,
 ) -> Path:
-    """Write the drafter in `drafter_dir` as a public checkpoint of its kind (`distill.head_layouts`), with
-    the target's tokenizer beside it; arguments as `export_hf` has them.
+    """Write the drafter in `drafter_dir` as a public checkpoint (`distill.head_layouts`), with the target's
+    tokenizer and the servers' command lines beside it; arguments as `export_hf` has them. Medusa's heads come
+    twice: as vLLM loads them, and in `tgi/` as text-generation-inference does.
     """
-    from safetensors.torch import save_file
-
     out_dir = Path(out_dir).resolve()
     check_out_dir(out_dir, force, kind)
+    target = servable(facts, target_dir)
 
     def fill(folder: Path) -> None:
-        config, tensors = to_public(load_drafter(drafter_dir, "cpu"))
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        write_json(folder / "config.json", config)
+        draft = load_drafter(drafter_dir, "cpu")
+        if kind == "speculators":
+            names = list(read_side(target_dir).config.get("architectures") or [])
+            found = to_speculators(draft, target, names, int(facts["num_speculative_tokens"]))
+        else:
+            found = to_public(draft)
+        _write(folder, "model.safetensors", *found)
+        if kind == "medusa":
+            (folder / "tgi").mkdir()
+            _write(folder / "tgi", "medusa_lm_head.safetensors", *to_tgi(draft, target))
         for name in TOKENIZER_FILES:
             if (target_dir / name).is_file():
                 shutil.copyfile(target_dir / name, folder / name)
-        write_texts(folder, {"README.md": card(kind, facts, out_dir)})
+        write_texts(folder / "serve", head_files(kind, facts, target))
+        write_texts(folder, {"README.md": card(kind, facts)})
 
-    write_export(out_dir, kind, facts=facts, notes={}, fill=fill, force=force)
+    notes = {"vocabulary": vocabulary_hash(vocabulary(target_dir))}
+    write_export(out_dir, kind, facts=facts, notes=notes, fill=fill, force=force)
     return out_dir
 
 
-def card(kind: str, facts: Mapping[str, Any], out_dir: Path) -> str:
-    """What stands beside the weights: what they are, and the line that serves them."""
-    speculative = {
-        "method": METHODS[kind],
-        "model": str(out_dir),
-        "num_speculative_tokens": facts["num_speculative_tokens"],
-    }
+def _write(folder: Path, name: str, config: dict[str, Any], tensors: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+    write_json(folder / "config.json", config)
+
+
+def card(kind: HeadFormat, facts: Mapping[str, Any]) -> str:
+    """What stands beside the weights: what they are, and where the lines are that serve them."""
+    name = {"medusa": "Medusa heads", "eagle": "EAGLE-3 layer", "speculators": "EAGLE-3 layer"}[kind]
     return "\n".join(
         [
-            f"# {METHODS[kind]} heads for {facts['target_model']}",
+            f"# {name} for {facts['target_model']}",
             "",
             f"Trained with the recipe {facts['recipe']} of draft-distill; measures stand in manifest.json.",
-            "They draft for this target alone and hold no embeddings: those are the target's.",
+            "It drafts for this target alone and holds no embeddings: those are the target's.",
             "",
-            "```sh",
-            f"vllm serve {facts['target_model']} --speculative-config '{json.dumps(speculative)}'",
-            "```",
-            "",
-            "The line was written from vLLM's documentation; it was not run here.",
+            "`serve/` holds a script for each server that takes it, such as `sh serve/vllm.sh`, and",
+            "`serve/servers.json` lists them, and says of a server that is missing why. The scripts were",
+            "written from the servers' documentation and were not run.",
             "",
         ]
     )

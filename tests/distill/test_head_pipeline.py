@@ -125,7 +125,11 @@ def test_a_public_checkpoint_says_whose_it_is(results: dict[str, Result]) -> Non
         (["draft.kind=medusa", "draft.heads=8"], "draft.init", "leave init out"),
         (["draft={kind: medusa, heads: 2}"], "evaluate.num_speculative_tokens", "draft.heads is 2"),
         (["draft={kind: medusa, heads: 4}"], "export.formats", "exported as medusa, not as hf"),
-        (["export.formats=[eagle]"], "export.formats", "exported as hf or gguf or compact"),
+        (
+            ["export.formats=[eagle]"],
+            "export.formats",
+            "hf or gguf or openvino or onnx or compact",
+        ),
         (["draft={kind: medusa, heads: 4}", "train.packing=true"], "train.packing", "not for medusa heads"),
         (["draft={kind: eagle, rollout_steps: 2}", "train.signal=topk"], "train.signal", "hidden or live"),
         (["draft.kind=medussa"], "draft.kind", "did you mean medusa"),

@@ -140,6 +140,7 @@ def test_summary_of_a_part_names_the_next_command(tmp_path: Path, capsys: pytest
     ("changes", "folders", "served"),
     [
         ([], ["hf"], 1),
+        ([], ["hf"], 0),
         (["export.formats=[gguf,compact]"], ["gguf", "compact"], 1),
         (["draft={kind: medusa, heads: 4}", "export.formats=[medusa]"], ["medusa"], 0),
     ],
@@ -148,6 +149,10 @@ def test_the_summary_names_the_folders_that_the_export_wrote(
     changes: list[str], folders: list[str], served: int, tmp_path: Path
 ) -> None:
     made = result(tmp_path, "evaluate", "export", changes=changes)
+    for folder in folders[:served]:
+        script = made.outcomes["export"].stage.directory / folder / "serve" / "llama-cpp.sh"
+        script.parent.mkdir(parents=True)
+        script.touch()
     lines = export_lines(made)
     named = [line for line in lines if not line.startswith("  ")]
     directory = made.outcomes["export"].stage.directory

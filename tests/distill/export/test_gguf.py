@@ -153,7 +153,7 @@ def test_a_text_that_parts_by_more_than_rounding_is_no_near_tie(twin: tuple[Path
 def test_the_printed_commands_serve_ask_and_read_the_acceptance_back(twin: tuple[Path, Path]) -> None:
     from distill.export.command import commands
 
-    start, ask = commands(twin[1])
+    start, ask = commands(twin[1], "gguf")
     assert start.endswith(" &")
     process = subprocess.Popen(
         start.removesuffix(" &") + " --port 0",

@@ -330,7 +330,7 @@ def test_a_target_without_tokenizer_or_config_is_refused(tmp_path: Path, out_dir
 
 def test_export_config_refuses_unknown_formats_and_keys() -> None:
     assert ExportConfig().formats == ["hf"]
-    bads: list[dict[str, Any]] = [{"formats": ["onnx"]}, {"formats": []}, {"format": ["hf"]}]
+    bads: list[dict[str, Any]] = [{"formats": ["tflite"]}, {"formats": []}, {"format": ["hf"]}]
     for bad in bads:
         with pytest.raises(ValueError):
             ExportConfig.model_validate(bad)

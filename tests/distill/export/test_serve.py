@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from distill.export.hf import write_texts
-from distill.export.serve import NEVER, best_k_per_batch_size, gguf_serve_files, serve_files, vllm_config
+from distill.export.serve import NEVER, best_k_per_batch_size, serve_files, vllm_config
+from distill.export.serve_llama_cpp import gguf_serve_files
 
 
 def row(count: int, speedup: float, **more: Any) -> dict[str, Any]:
