@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
 from data.files import canonical_hash, sha256_file
@@ -55,17 +55,7 @@ def resolve_candidate(reference: str, runs_dir: Path) -> Path:
     from mlflow.exceptions import MlflowException
 
     uri = tracking_uri(runs_dir)
-    client = open_client(uri)
-    try:
-        model = client.get_logged_model(model_id_of(client, reference))
-    except MlflowException as error:
-        raise UserError(
-            f"There is no candidate {reference} in MLflow at {redact(uri)}: {error.message}"
-        ) from error
-    if str(model.status) != "READY":
-        raise UserError(
-            f"Candidate {reference} is {model.status}: its run did not finish, so it cannot be used."
-        )
+    model = finished_model(open_client(uri), reference)
     final = Path(runs_dir) / "candidates" / safe_name(model.model_id)
     if not final.exists():
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +74,23 @@ def resolve_candidate(reference: str, runs_dir: Path) -> Path:
     if drafter_digest(final) != model.tags.get("drafter_digest"):
         raise UserError(f"The files of candidate {reference} in {final} were changed: delete that directory.")
     return final
+
+
+def finished_model(client: MlflowClient, reference: str) -> Any:
+    """The LoggedModel that a reference names (see `resolve_candidate`); `UserError` where there is none, or
+    it never became READY.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        model = client.get_logged_model(model_id_of(client, reference))
+    except MlflowException as error:
+        raise UserError(f"There is no candidate {reference} in MLflow: {redact(error.message)}") from error
+    if str(model.status) != "READY":
+        raise UserError(
+            f"Candidate {reference} is {model.status}: its run did not finish, so it cannot be used."
+        )
+    return model
 
 
 def model_id_of(client: MlflowClient, reference: str) -> str:

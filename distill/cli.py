@@ -3,7 +3,8 @@ work starts.
 
 Exit codes: 0 done; 2 the user can mend it (recipe, missing model or access, another run holds the folder); 3
 measured, and the answer is no (a requirement is not met, a candidate not promoted, an export not proven); 130
-and 143 interrupted, run the same command to resume; 1 a fault of ours, with its traceback.
+and 143 interrupted, run the same command to resume; 141 whoever read our output left, such as `head`; 1 a
+fault of ours, with its traceback.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from distill.stages import runs_folder
 from evaluation.store import database_fault, tracking_uri
 
 if TYPE_CHECKING:
-    from distill.pipeline import Result
+    from distill.result import Result
 
 STAGE_COMMANDS = {
     "run": "run every stage: sample, train, evaluate, select, export",
@@ -52,7 +53,15 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _main(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return interrupts.fall_silent()
+
+
+def _main(words: list[str]) -> int:
     as_json = "--json" in words
     with interrupts.handled(), json_output(as_json) as emit:
         try:
@@ -68,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = error.exit_code if isinstance(error, interrupts.Interrupted) else 130
             return _fail("interrupted; run the same command to resume", code, emit)
         except OSError as error:
+            if isinstance(error, BrokenPipeError) and interrupts.reader_left():
+                raise
             if error.errno not in _OUTSIDE_FAULTS:
                 return _fault(error, emit)
             place = f" ({error.filename})" if error.filename else ""
@@ -112,44 +123,41 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=_run, stage=name)
         if name == "export":
             _export_options(command)
-    _recipe_command(commands, "preflight", "say what a recipe needs and what is missing").set_defaults(
-        command=_preflight
-    )
-    text = "print one sample, with the tokens that are trained marked"
-    show = _recipe_command(commands, "show", text)
+    preflight = _recipe_command(commands, "preflight", "say what a recipe needs and what is missing")
+    preflight.set_defaults(command=_preflight)
+    show = _recipe_command(commands, "show", "print one sample, with the tokens that are trained marked")
     show.add_argument("--index", type=int, default=0, metavar="N", help="which one, from 0; -1 is the last")
     show.set_defaults(command=_show)
-    text = "rank the candidates of all runs by measured speedup"
-    compare = commands.add_parser("compare", allow_abbrev=False, help=text, description=text)
+    compare = _command(commands, "compare", "rank the candidates of all runs by measured speedup")
     compare.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as one page")
-    compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(command=_compare)
     text = "measure our speed beside that of peers, or losses, shapes and kinds of drafters beside each other"
     bench = commands.add_parser("bench", allow_abbrev=False, help=text, description=text)
     add_bench_arguments(bench)
     bench.set_defaults(command=_bench)
     text = "measure a candidate against the champion, in turns, and crown it where it is surely faster"
-    promote = commands.add_parser("promote", allow_abbrev=False, help=text, description=text)
+    promote = _command(commands, "promote", text)
     promote.add_argument("candidate", help="models:/NAME/VERSION, or m-ID (`distill compare --json`)")
-    promote.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     promote.set_defaults(command=_promote)
-    text = "send what was kept here while the MLflow server was gone"
-    sync = commands.add_parser("sync", allow_abbrev=False, help=text, description=text)
-    sync.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    sync = _command(commands, "sync", "send what was kept here while the MLflow server was gone")
     sync.set_defaults(command=_sync)
-    _recipe_command(commands, "report", "evaluate, and open the report of the drafter").set_defaults(
-        command=_report
-    )
+    report = _recipe_command(commands, "report", "evaluate, and open the report of the drafter")
+    report.set_defaults(command=_report)
     return parser
 
 
 def _recipe_command(commands: Any, name: str, text: str, recipe: str = _RECIPE) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, allow_abbrev=False
-    )
+    command = _command(commands, name, text)
     command.add_argument("recipe", help=recipe)
     command.add_argument(
         "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"
+    )
+    return command
+
+
+def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False
     )
     command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return command
@@ -293,7 +301,9 @@ def _show(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from data.files import check_replaceable, write_atomic
     from distill.preflight import require_tracking
-    from evaluation.selection import candidates, rank, render, to_json
+    from distill.summary import console
+    from evaluation.registry import candidates
+    from evaluation.selection import rank, render, to_json
 
     require_tracking()
     if options.html:
@@ -305,14 +315,7 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         write_atomic(options.html, comparison_page(groups))
         _say(f"comparison: {options.html}")
     if not options.json:
-        if groups:
-            from rich.console import Console
-
-            from distill.summary import OFF_TERMINAL_WIDTH
-
-            Console(width=None if sys.stdout.isatty() else OFF_TERMINAL_WIDTH).print(render(groups))
-        else:
-            print("no candidates yet: `make distill` makes the first")
+        console().print(render(groups) if groups else "no candidates yet: `make distill` makes the first")
     return to_json(groups), 0
 
 

@@ -39,22 +39,28 @@ class Requirement:
 
 
 def parse(text: str) -> Requirement:
-    """Read `lossless` or `MEASURE>=NUMBER` (also <=, > and <). `UserError` where it is neither."""
+    """Read `lossless` or `MEASURE>=NUMBER` (also <=, > and <). `UserError` where it is neither, or where no
+    measure has such a name.
+    """
+    from evaluation.measures import is_measure
+
     if text.strip() == "lossless":
         return Requirement("lossless", "lossless/holds", ">=", 1.0)
     found = _REQUIREMENT.fullmatch(text)
     if not found:
         raise UserError(f"--require {text}: write `lossless`, or a measure and a bound as in speedup>=1.5.")
     name, operator, bound = found.groups()
-    if "/" not in name and name not in SHORT_NAMES:  # said before hours of work, not behind them
-        raise UserError(f"--require {text}: no measure is called {name}; there are {', '.join(SHORT_NAMES)}.")
-    return Requirement(text.strip(), SHORT_NAMES.get(name, name), operator, float(bound))
+    measure = SHORT_NAMES.get(name, name)
+    if not is_measure(measure):
+        near = difflib.get_close_matches(name, [*SHORT_NAMES, *SHORT_NAMES.values()], n=3)
+        hint = f"; near it: {', '.join(near)}" if near else f"; such as {', '.join(SHORT_NAMES)}"
+        raise UserError(f"--require {text.strip()}: no measure is called {name}{hint}.")
+    return Requirement(text.strip(), measure, operator, float(bound))
 
 
 def unmet(requirements: Sequence[Requirement], evaluation: Mapping[str, Any]) -> list[str]:
-    """Why the evaluation does not pass, a sentence per requirement; empty where it passes.
-
-    A measure that was not taken is not met; `UserError` where no measure has such a name.
+    """Why the evaluation does not pass, a sentence per requirement; empty where it passes. A measure that was
+    not taken is not met.
     """
     from evaluation.measures import candidate_metrics
 
@@ -67,9 +73,9 @@ def unmet(requirements: Sequence[Requirement], evaluation: Mapping[str, Any]) ->
                 reasons = (evaluation.get("certificate") or {}).get("reasons") or ["there is no certificate."]
                 found.append(f"lossless is required: {' '.join(reasons)}")
         elif value is None:
-            near = difflib.get_close_matches(wanted.measure, [*measured, *SHORT_NAMES], n=3)
+            near = difflib.get_close_matches(wanted.measure, measured, n=3)
             hint = f"; near it: {', '.join(near)}" if near else ""
-            raise UserError(f"--require {wanted.text}: no measure is called {wanted.measure}{hint}.")
+            found.append(f"{wanted.text} is required: this recipe does not measure it{hint}.")
         elif not _COMPARE[wanted.operator](value, wanted.bound):
             low, high = (measured.get(f"{wanted.measure}_{end}") for end in ("low", "high"))
             interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"

@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM: end the work in order, once; a second one ends the process at once.
+"""SIGINT and SIGTERM: end the work in order, once; a second one ends the process at once. And readers who
+leave, at which it ends in silence.
 
 Most work ends where it stands, since what is finished is on disk. Inside `deferred`, where a step must not be
 torn, the work is only asked to end, and says so by itself when it can.
@@ -7,6 +8,8 @@ torn, the work is only asked to end, and says so by itself when it can.
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -60,3 +63,20 @@ def deferred() -> Iterator[Callable[[], bool]]:
         _deferring -= 1
         if _waiting and not _deferring:
             raise _waiting.pop()
+
+
+def reader_left() -> bool:
+    """Has whoever read our output or messages closed the pipe?"""
+    watch = select.poll()
+    for stream in (1, 2):
+        watch.register(stream, 0)
+    return any(event & select.POLLERR for _, event in watch.poll(0))
+
+
+def fall_silent() -> int:
+    """From now on output goes nowhere, what is still buffered too. Returns the exit code that shells expect
+    of a command whose reader left.
+    """
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    return 128 + signal.SIGPIPE

@@ -8,12 +8,10 @@ skipped, and `distill.context` holds what they share.
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +24,10 @@ from distill.identity import environment
 from distill.model_files import out_of_memory
 from distill.progress import Progress
 from distill.recipe import Recipe
-from distill.stages import Outcome, Say, recipe_lock, run_stage
+from distill.result import Result, read_json
+from distill.stages import Say, recipe_lock, run_stage
 from distill.system_metrics import system_metrics
+from evaluation.measures import HEADLINE, candidate_metrics
 from evaluation.store import tracking_uri
 
 if TYPE_CHECKING:
@@ -44,43 +44,6 @@ NEEDS = {
     "export": ("sample", "train", "evaluate", "select", "export"),
 }
 """The stages that each command brings up to date, in order."""
-
-
-@dataclass
-class Result:
-    """What a command did, stage by stage."""
-
-    recipe: Recipe
-    prepare_seconds: float
-    """Finding target and prompts; the first time, converting or downloading the target."""
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-
-    def read(self, stage: str, name: str) -> dict[str, Any] | None:
-        """A JSON file of a stage; None where the stage wrote none or was not part of the command."""
-        path = self.outcomes[stage].stage.directory / name if stage in self.outcomes else None
-        return _read(path) if path is not None and path.exists() else None
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as plain data: each stage's folder, time and state, then measures and decision."""
-        stages = [
-            {
-                "name": name,
-                "key": outcome.stage.key,
-                "directory": str(outcome.stage.directory),
-                "seconds": outcome.seconds,
-                "skipped": outcome.skipped,
-                "resumed": outcome.resumed,
-                "notes": outcome.notes,
-            }
-            for name, outcome in self.outcomes.items()
-        ]
-        return {
-            "recipe": self.recipe.name,
-            "prepare_seconds": self.prepare_seconds,
-            "stages": stages,
-            "evaluation": self.read("evaluate", "evaluation.json"),
-            "selection": self.read("select", "selection.json"),
-        }
 
 
 def run(
@@ -135,6 +98,11 @@ def run(
             result.outcomes[name] = outcome
             minutes = f"{outcome.seconds / 60:.1f} minutes"
             say(f"{name}: done before, in {minutes}" if outcome.skipped else f"{name}: done in {minutes}")
+        evaluation = result.read("evaluate", "evaluation.json")
+        if evaluation and not all(outcome.skipped for outcome in result.outcomes.values()):
+            # Beside the settings: runs of recipes compare in MLflow's pages by both.
+            measured = candidate_metrics(evaluation)
+            run.tracker.log_metrics({name: measured.get(name) for name in HEADLINE})
     return result
 
 
@@ -178,7 +146,7 @@ def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
             on_tokens=(lambda count: None) if shared else progress.advance,
             elsewhere=elsewhere,
         )
-    summary = _read(folder / SUMMARY)
+    summary = read_json(folder / SUMMARY)
     tracker.log_metrics({"sample/tokens": tokens, **sample_metrics(summary)})
     tracker.log_artifact(folder / SUMMARY)
     gains = getattr(engine.made, "gains", [])  # of a drafter, where one was used in this session
@@ -243,9 +211,9 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
     from distill.models import load_drafter
     from evaluation.evaluate import run as run_evaluation
     from evaluation.measurements import Evaluation
-    from evaluation.measures import candidate_metrics
     from evaluation.plots import write_plots
     from evaluation.report import candidate_page
+    from evaluation.tables import draw_tables
 
     config, draft, test = run.recipe.evaluate, run.recipe.draft, run.samples.where(split="test")
     drafter, before = (
@@ -273,27 +241,33 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
             on_group=lambda: progress.advance(1),
             full_target=run.full_target if run.recipe.target.quantization != "none" else None,
         )
-    history = _read(run.stages["train"].directory / "training.json")["history"]
+    training = read_json(run.stages["train"].directory / "training.json")
+    # What earlier versions trained has no losses
+    history = sorted([*training["history"], *training.get("losses", [])], key=lambda entry: entry["step"])
     write_plots(evaluation, history, folder / "plots")
+    for heading, table in draw_tables(evaluation).items():
+        write_atomic(folder / "tables" / f"{heading.lower().replace(' ', '-')}.csv", table.csv())
     page = candidate_page(evaluation, history, run.recipe.name, run.recipe.resolved_yaml())
     write_atomic(folder / "report.html", page)
     tracker.log_metrics(candidate_metrics(evaluation))
     tracker.log_artifact(folder / "evaluation.json")
     tracker.log_artifact(folder / "report.html")
     tracker.log_artifact(folder / "plots")
+    tracker.log_artifact(folder / "tables")
 
 
 def select(run: Run, folder: Path, tracker: "Tracker") -> None:
     """Register the drafter with its measures, and make it champion where it measured faster."""
-    from evaluation.measures import candidate_metrics, candidate_params
+    from evaluation.measures import candidate_params
+    from evaluation.registry import candidates
     from evaluation.report import comparison_page
-    from evaluation.selection import Decision, candidates, rank
+    from evaluation.selection import Decision, rank
     from evaluation.selection import select as choose
     from evaluation.store import tracking_uri
 
     recipe = run.recipe
     measured = run.stages["evaluate"].directory
-    evaluation = _read(measured / "evaluation.json")
+    evaluation = read_json(measured / "evaluation.json")
     name = tracker.model_name()
     candidate = tracker.register_candidate(
         run.stages["train"].directory / "drafter",
@@ -321,7 +295,7 @@ def export(run: Run, folder: Path, tracker: "Tracker") -> None:
     from distill.export.command import Source, facts_of, prove, write
 
     recipe = run.recipe
-    evaluation = _read(run.stages["evaluate"].directory / "evaluation.json")
+    evaluation = read_json(run.stages["evaluate"].directory / "evaluation.json")
     facts = facts_of(recipe, evaluation, tracker.run_id)
     source = Source(run, run.stages["train"].directory / "drafter", facts)
     for kind in recipe.export.formats:
@@ -357,11 +331,6 @@ def _enough_memory(stage: str) -> Iterator[None]:
             f"{stage}: there is not enough memory ({' '.join(str(error).split())[:200]}): lower "
             f"{lower.get(stage, 'evaluate.batch_sizes or data.max_prompt_tokens')} and run the command again"
         ) from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value
 
 
 def _quiet_libraries() -> None:

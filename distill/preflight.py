@@ -94,9 +94,18 @@ def _package(what: str, model: str) -> Finding:
 def _candidate(what: str, model: str) -> Finding:
     from distill.stages import runs_folder
 
-    if "MLFLOW_TRACKING_URI" not in os.environ and not (runs_folder() / "mlflow.db").exists():
-        text = f"no candidate {model} in {runs_folder()}: run the recipe that makes it first"
+    runs_dir = runs_folder()
+    if "MLFLOW_TRACKING_URI" not in os.environ and not (runs_dir / "mlflow.db").exists():
+        text = f"no candidate {model} in {runs_dir}: run the recipe that makes it first"
         return Finding("blocks", what, text)
+    from distill.candidates import finished_model
+    from evaluation.store import open_client, tracking_uri
+
+    try:
+        require_tracking()
+        finished_model(open_client(tracking_uri(runs_dir)), model)
+    except UserError as error:
+        return Finding("blocks", what, str(error))
     return Finding("ok", what, f"{model}, from MLflow")
 
 

@@ -20,7 +20,7 @@ from distill.stages import Say
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from evaluation.selection import CandidateRow
+    from evaluation.registry import CandidateRow
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def promote(reference: str, runs_dir: Path, say: Say) -> Promotion:
     from distill.preflight import require_tracking
     from distill.tracking import Tracker
     from evaluation.duel import judge
-    from evaluation.selection import CHAMPION, NO_CERTIFICATE, candidates, newest
+    from evaluation.registry import CHAMPION, candidates
+    from evaluation.selection import NO_CERTIFICATE, newest
     from evaluation.store import open_client, tracking_uri
 
     require_tracking()

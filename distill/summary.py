@@ -7,55 +7,65 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from distill.pipeline import Result
+    from distill.result import Result
 
 OFF_TERMINAL_WIDTH = 180
 
 _MEASURES = ("greedy", "sampled", "argmax")
 
 
-def print_summary(result: "Result") -> None:
-    """Print what a command did and what it found."""
+def console() -> "Console":
+    """Standard output, for tables and wrapped text."""
     from rich.console import Console
 
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the command line ends, as for any output that nobody reads
+
+    return Quiet(highlight=False, width=None if sys.stdout.isatty() else OFF_TERMINAL_WIDTH)
+
+
+def print_summary(result: "Result") -> None:
+    """Print what a command did and what it found."""
     from evaluation.tables import decode_table
     from evaluation.verdict import pays, why
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else OFF_TERMINAL_WIDTH)
-    console.print(stage_table(result))
+    out = console()
+    out.print(stage_table(result))
     evaluation = result.read("evaluate", "evaluation.json")
     if evaluation is None:
-        console.print(f"Next: distill evaluate {result.recipe.name}")
+        out.print(f"Next: distill evaluate {result.recipe.name}")
         return
-    console.print(acceptance_table(evaluation))
-    console.print(decode_table(evaluation).rich())
-    console.print(evaluation["best"]["verdict"], markup=False)
+    out.print(acceptance_table(evaluation))
+    out.print(decode_table(evaluation).rich())
+    out.print(evaluation["best"]["verdict"], markup=False)
     if evaluation.get("certificate"):
         from evaluation.lossless import describe
 
-        console.print(describe(evaluation["certificate"]), markup=False)
+        out.print(describe(evaluation["certificate"]), markup=False)
     if not pays(evaluation):
-        console.print(why(evaluation), markup=False)
+        out.print(why(evaluation), markup=False)
         if evaluation.get("kind") != "medusa":  # its drafts come at once, so no step of its own has a cost
-            console.print(prediction_table(evaluation))
+            out.print(prediction_table(evaluation))
     selection = result.read("select", "selection.json")
     if selection is not None:
         standing = "is now champion" if selection["promoted"] else "is not champion"
-        console.print(
+        out.print(
             f"{selection['name']} version {selection['version']} {standing}: {selection['reason']}",
             markup=False,
         )
     if "export" in result.outcomes:
         for line in export_lines(result):
-            console.print(line, markup=False, soft_wrap=True)
+            out.print(line, markup=False, soft_wrap=True)
     if (verified := result.read("export", "verification.json")) is not None:
         equal = f"{verified['identical']} of {verified['prompts']} outputs equal plain decoding"
         per_call = f"{verified['tokens'] / verified['target_calls']:.2f} tokens per target call"
         warning = "" if verified["identical"] == verified["prompts"] else "WARNING: "
-        console.print(f"{warning}transformers loads it as assistant_model: {equal}, {per_call}.")
-    console.print(advice(evaluation), markup=False)
+        out.print(f"{warning}transformers loads it as assistant_model: {equal}, {per_call}.")
+    out.print(advice(evaluation), markup=False)
 
 
 def export_lines(result: "Result") -> list[str]:

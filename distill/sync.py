@@ -35,7 +35,7 @@ def sync(runs_dir: Path, say: Say) -> dict[str, int]:
     try:
         for experiment in local.search_experiments(filter_string="name != 'Default'"):
             runs = local.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-            for run in runs:
+            for run in sorted(runs, key=lambda run: "mlflow.parentRunId" in run.data.tags):
                 if SENT not in run.data.tags:
                     sent["candidates"] += _send(local, server, experiment.name, run, say)
                     sent["runs"] += 1
@@ -47,7 +47,10 @@ def sync(runs_dir: Path, say: Say) -> dict[str, int]:
 
 def _send(local: "MlflowClient", server: "MlflowClient", experiment: str, run: Any, say: Say) -> int:
     """One run, onto the one that it continues or as a new one; the number of its candidates."""
-    from distill.tracking import Tracker, find_or_make_experiment
+    from mlflow.entities import Metric
+
+    from distill.tracking import METRICS_PER_REQUEST, Tracker
+    from evaluation.store import find_or_make_experiment
 
     tags, run_id = run.data.tags, run.info.run_id
     experiment_id = find_or_make_experiment(server, experiment, None)
@@ -58,19 +61,25 @@ def _send(local: "MlflowClient", server: "MlflowClient", experiment: str, run: A
             kept["mlflow.parentRunId"] = local.get_run(parent).data.tags[SENT]
         made = server.create_run(experiment_id, run.info.start_time, kept, run.info.run_name)
         target = str(made.info.run_id)
+        local.set_tag(run_id, CONTINUES, target)  # where this is interrupted, the next `sync` goes on with it
     tracker = Tracker(server, target, experiment_id, tags.get("recipe", ""), experiment)
     tracker.log_params(run.data.params)
-    for name in run.data.metrics:
-        for point in local.get_metric_history(run_id, name):
-            server.log_metric(target, name, point.value, point.timestamp, point.step)
-    for tag in ("error",):
-        if tag in tags:
-            server.set_tag(target, tag, tags[tag])
+    models = local.search_logged_models([run.info.experiment_id])
+    own = [model for model in models if model.source_run_id == run_id and str(model.status) == "READY"]
+    with_model = {metric.key for model in own for metric in model.metrics or []}
+    points = [
+        Metric(name, point.value, point.timestamp, point.step)
+        for name in run.data.metrics
+        if name not in with_model  # which its candidate brings along
+        for point in local.get_metric_history(run_id, name)
+    ]
+    for start in range(0, len(points), METRICS_PER_REQUEST):
+        server.log_batch(target, metrics=points[start : start + METRICS_PER_REQUEST])
+    if "error" in tags:
+        server.set_tag(target, "error", tags["error"])
     with tempfile.TemporaryDirectory() as scratch:
         for file in local.list_artifacts(run_id):
             tracker.log_artifact(Path(local.download_artifacts(run_id, file.path, scratch)))
-    models = local.search_logged_models([run.info.experiment_id])
-    own = [model for model in models if model.source_run_id == run_id and str(model.status) == "READY"]
     for model in own:
         _send_candidate(local, tracker, model, say)
     server.set_terminated(target, run.info.status)
@@ -93,9 +102,15 @@ def _send_candidate(local: "MlflowClient", tracker: Any, model: Any, say: Say) -
     dataset = next(iter(model.metrics))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(download_artifacts(artifact_uri=model.artifact_location, dst_path=scratch))
-        papers = sorted((folder / "evaluation").glob("*"))
         candidate = tracker.register_candidate(
-            folder, metrics, model.params, dataset.dataset_name, dataset.dataset_digest, name, papers
+            folder,
+            metrics,
+            model.params,
+            dataset.dataset_name,
+            dataset.dataset_digest,
+            name,
+            sorted((folder / "evaluation").glob("*")),
+            key=model.tags.get("key") or model.model_id,
         )
     decision = select(tracker.client, name, candidate.model_id)
     standing = "is now champion" if decision.promoted else "is not champion"

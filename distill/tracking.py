@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, cast
 from data.errors import UserError
 from distill.candidates import drafter_digest, drafter_files
 from distill.redact import MAX_VALUE, flatten, redact, redacted, safe_name
-from evaluation.selection import MODEL_TYPE
-from evaluation.store import open_client, tracking_uri
+from evaluation.registry import MODEL_TYPE
+from evaluation.store import find_or_make_experiment, open_client, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _PARAMS_PER_REQUEST = 100
-_METRICS_PER_REQUEST = 1000
+METRICS_PER_REQUEST = 1000
 _DIGEST_LENGTH = 36  # MLflow's limit for a data set's digest
 _TEXT_SUFFIXES = {".json", ".yaml", ".yml", ".txt", ".md", ".csv", ".log"}
 
@@ -278,8 +278,8 @@ class Tracker:
             for key, value in metrics.items()
             if value is not None and math.isfinite(value)
         ]
-        for start in range(0, len(entries), _METRICS_PER_REQUEST):
-            self.client.log_batch(self.run_id, metrics=entries[start : start + _METRICS_PER_REQUEST])
+        for start in range(0, len(entries), METRICS_PER_REQUEST):
+            self.client.log_batch(self.run_id, metrics=entries[start : start + METRICS_PER_REQUEST])
 
     def _link(self, model_id: str, dataset_name: str, dataset_digest: str) -> None:
         """Show the data set as the run's input and the model as its output in MLflow's pages."""
@@ -341,16 +341,3 @@ def _client(uri: str, runs_dir: Path, experiment: str) -> MlflowClient:
     if not uri.startswith(("http://", "https://")):
         return client
     return cast("MlflowClient", FailoverClient(client, runs_dir, experiment))
-
-
-def find_or_make_experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
-    """The id of an experiment; `UserError` where it was deleted."""
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        return str(client.create_experiment(name, artifact_location=artifacts))
-    if found.lifecycle_stage == "deleted":
-        raise UserError(
-            f"The MLflow experiment {name} was deleted: restore it (`mlflow experiments restore -x "
-            f"{found.experiment_id}`) or use another runs directory."
-        )
-    return str(found.experiment_id)

@@ -129,6 +129,8 @@ class TrainResult:
     """Its held-out means: sampled, argmax, greedy."""
     history: list[dict[str, float]]
     """Every held-out check: step, sampled, argmax, greedy."""
+    losses: list[dict[str, float]]
+    """The training loss on its way: step, loss."""
     clipped_steps: int
     """Steps whose gradient was longer than the limit, and was shortened to it."""
     skipped_steps: int
@@ -320,7 +322,7 @@ def train_drafter(
         report=report,
         reference=reference,
     )
-    history, guards = run_training(run)
+    history, losses, guards = run_training(run)
     if processes.is_main_process:
         shutil.rmtree(drafter_dir, ignore_errors=True)
         best.rename(drafter_dir)
@@ -334,6 +336,7 @@ def train_drafter(
         best_step=int(kept["step"]),
         best={name: value for name, value in kept.items() if name != "step"},
         history=history,
+        losses=losses,
         clipped_steps=guards["clipped"],
         skipped_steps=guards["skipped"],
     )

@@ -75,9 +75,9 @@ class Run:
     callbacks: tuple[TrainerCallback, ...] = ()
 
 
-def run_training(run: Run) -> tuple[list[dict[str, float]], dict[str, int]]:
-    """Train, resuming from the newest whole checkpoint; returns all held-out checks, and how many steps were
-    clipped and skipped. The best drafter is in `run.best`."""
+def run_training(run: Run) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, int]]:
+    """Train, resuming from the newest whole checkpoint; returns all held-out checks, the losses on the way,
+    and how many steps were clipped and skipped. The best drafter is in `run.best`."""
     dtype = run.drafter.model.dtype
     processes = PartialState(cpu=run.target.model.device.type == "cpu")
     with processes.main_process_first():  # what it deletes, the others do not see
@@ -102,7 +102,7 @@ def run_training(run: Run) -> tuple[list[dict[str, float]], dict[str, int]]:
         remove_lora(run.drafter.model, run.config.lora)
     cast_parameters(run.drafter.model, dtype)
     run.drafter.model.eval()
-    return trainer.checks(), trainer.guards()
+    return trainer.checks(), trainer.losses(), trainer.guards()
 
 
 @contextmanager
@@ -277,6 +277,14 @@ class DistillTrainer(SFTTrainer):
     def checks(self) -> list[dict[str, float]]:
         """The held-out checks so far; they live in the trainer's state, so a checkpoint holds them."""
         return [entry[HELD_OUT] for entry in self.state.log_history if HELD_OUT in entry]
+
+    def losses(self) -> list[dict[str, float]]:
+        """The training loss so far: `loss`, the mean over some steps, at the last of them, `step`."""
+        return [
+            {"step": entry["step"], "loss": entry["loss"]}
+            for entry in self.state.log_history
+            if "loss" in entry
+        ]
 
     def check(self) -> dict[str, float]:
         """Measure held-out acceptance now, and save the drafter where it is the best so far."""

@@ -3,7 +3,8 @@ to serve (0 included), at which acceptance speculation breaks even, and from whi
 paying.
 
 A round with K drafts costs, in target steps, 1 + c_first + (K - 1) c + v_K (`evaluation.speed`), each
-measured at its batch size: the more rows share a target step, the less a wider one is free.
+measured at its batch size: the more rows share a target step, the less a wider one is free. Every answer
+also costs the drafter's reading of its prompt, while the whole batch waits.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ if TYPE_CHECKING:
     from evaluation.decoder.drafters import DraftModel
 
 BATCH_SIZES = (1, 4, 16)
-REPEATS = 5  # these forwards are long, and their medians vary by a few percent
+STEEP = (1, 2, 3, 5)
+"""Drafts a round from one to the next of which a wider check gets dearer fast, in jumps."""
+REPEATS = 7  # these forwards are long, and their medians vary by a few percent
 
 
 def measure_by_batch(
-    target: PreTrainedModel, drafter: DraftModel, counts: Sequence[int], batch_sizes: Sequence[int]
+    target: PreTrainedModel,
+    drafter: DraftModel,
+    counts: Sequence[int],
+    batch_sizes: Sequence[int],
+    prompt_tokens: int | None = None,
 ) -> list[dict[str, Any]]:
     """The forwards of a round for every batch size, in milliseconds, at the widths of `counts` drafts."""
     from evaluation.decoder.drafters import context_of
@@ -35,42 +42,62 @@ def measure_by_batch(
     from evaluation.speed import TYPICAL_POSITION, measure_costs
 
     limits = [context_of(model) for model in (target, drafter.model)]
-    length = min([TYPICAL_POSITION + max(counts) + 1, *limits])
+    reading = prompt_tokens or TYPICAL_POSITION
+    length = min([max(TYPICAL_POSITION + max(counts) + 1, reading), *limits])
     runner = Runner(target, max(batch_sizes), length)
     model_drafter = make_drafter(drafter, runner, SamplingOptions(), int8=True)
     return [
-        {
-            "batch_size": size,
-            **measure_costs(runner, model_drafter, counts, size, repeats=REPEATS),
-        }
+        measure_costs(runner, model_drafter, counts, size, repeats=REPEATS, prompt_tokens=reading)
         for size in batch_sizes
     ]
 
 
-def tokens_per_call(conditional_acceptance: Sequence[float | None], count: int) -> float:
-    """Expected tokens of a round with `count` drafts: 1 + sum over i of the product of the first i
-    conditional acceptances. Positions that were never reached repeat the one before.
-    """
-    total, reach, last = 1.0, 1.0, 0.0
-    for position in range(count):
-        value = conditional_acceptance[position] if position < len(conditional_acceptance) else None
-        last = last if value is None else value
-        reach *= last
-        total += reach
-    return total
-
-
-def round_cost(costs: Mapping[str, Any], count: int) -> float:
+def round_cost(costs: Mapping[str, Any], count: int, cost_ratio: float | None = None) -> float:
     """Cost of a round with `count` drafts in target steps of its batch size; 1 for none.
 
-    What a wider check adds is interpolated between the widths that were measured.
+    1 + c_first + (count - 1) c + v, the formula of Leviathan et al. 2023 (theorem 3.8) with each cost at its
+    true width. What a wider check adds is interpolated between the widths that were measured. `cost_ratio`
+    asks for another drafter's c, 0 for a look-up; its first step then costs c too.
     """
     if count == 0:
         return 1.0
-    first = costs["first_draft_step_ms"] / costs["target_step_ms"]
+    step = costs["cost_ratio"] if cost_ratio is None else cost_ratio
+    first = costs["first_draft_step_ms"] / costs["target_step_ms"] if cost_ratio is None else cost_ratio
     measured = sorted((int(width), added) for width, added in costs["verify_overhead"].items())
     widths, added = zip((0, 0.0), *measured, strict=True)
-    return float(1 + first + (count - 1) * costs["cost_ratio"] + np.interp(count, widths, added))
+    return float(1 + first + (count - 1) * step + np.interp(count, widths, added))
+
+
+def reading_cost(costs: Mapping[str, Any]) -> float:
+    """Target steps of its batch size for which all rows wait while the drafter reads the prompt of one, times
+    those rows: rounds are counted by row.
+    """
+    return float(costs["draft_reading_ms"] * costs["batch_size"] / costs["target_step_ms"])
+
+
+def predict_speedup(
+    tokens_per_call: float,
+    costs: Mapping[str, Any],
+    rounds_by_steps: Sequence[int],
+    *,
+    rounds_per_text: float | None = None,
+    siblings: int = 0,
+    cost_ratio: float | None = None,
+) -> float:
+    """Speedup that the cost model expects: tokens per target call over a round's mean cost in target steps.
+
+    `rounds_by_steps[n]` rounds had n draft steps, and all together `siblings` beside them. With
+    `rounds_per_text`, each answer also costs the drafter's reading of its prompt. `cost_ratio` as in
+    `round_cost`; a look-up reads nothing.
+    """
+    from evaluation.speed import sibling_cost
+
+    total = sum(rounds * round_cost(costs, steps, cost_ratio) for steps, rounds in enumerate(rounds_by_steps))
+    total += siblings * sibling_cost(costs) if siblings else 0
+    cost = total / sum(rounds_by_steps)
+    if rounds_per_text and cost_ratio != 0:
+        cost += reading_cost(costs) / rounds_per_text
+    return tokens_per_call / cost
 
 
 def break_even_acceptance(costs: Mapping[str, Any], count: int) -> float | None:
@@ -88,29 +115,34 @@ def break_even_acceptance(costs: Mapping[str, Any], count: int) -> float | None:
 
 def predict(
     by_batch: Sequence[Mapping[str, Any]],
-    conditional_acceptance: Sequence[float | None],
-    counts: Sequence[int],
-    handicap: float = 1.0,
+    foretold: Mapping[int, Mapping[str, float]],
+    handicaps: Mapping[int, float],
 ) -> dict[str, Any]:
     """The predictions for every (batch size, K), the best K per batch size, and where it stops paying; and
     per batch size whether a tree may pay or a `chain` is better (`evaluation.speed.sibling_threshold`).
 
-    `handicap`: our plain decoding over the fastest plain path, at most 1; every speedup is over the latter.
+    `foretold`: by K from 0 on, tokens per target call and rounds of an answer
+    (`evaluation.replay.rounds_by_count`). `handicaps`: our plain decoding over the fastest plain path, at
+    most 1, of the batch sizes where another path was measured; every speedup is over the fastest.
     """
     from evaluation.speed import CHAIN_FROM, sibling_threshold
 
-    table = [
-        {
-            "batch_size": costs["batch_size"],
-            "num_speculative_tokens": count,
-            "tokens_per_target_call": tokens_per_call(conditional_acceptance, count),
-            "round_cost": round_cost(costs, count),
-            "speedup": handicap * tokens_per_call(conditional_acceptance, count) / round_cost(costs, count),
-            "break_even_acceptance": break_even_acceptance(costs, count),
-        }
-        for costs in by_batch
-        for count in counts
-    ]
+    table = []
+    for costs in by_batch:
+        handicap = handicaps.get(costs["batch_size"], 1.0)
+        for count, told in foretold.items():
+            cost = round_cost(costs, count)
+            cost += reading_cost(costs) / told["rounds_per_text"] if count else 0.0
+            table.append(
+                {
+                    "batch_size": costs["batch_size"],
+                    "num_speculative_tokens": count,
+                    "tokens_per_target_call": told["tokens_per_target_call"],
+                    "round_cost": cost,
+                    "speedup": handicap * told["tokens_per_target_call"] / cost,
+                    "break_even_acceptance": break_even_acceptance(costs, count),
+                }
+            )
     best = []
     for costs in by_batch:
         own = [row for row in table if row["batch_size"] == costs["batch_size"]]
@@ -119,6 +151,12 @@ def predict(
         shape = {"sibling_above": above, "chain": above >= CHAIN_FROM}
         best.append({**fastest, "speculate": fastest["speedup"] > 1, **shape})
     return {"costs": list(by_batch), "table": table, "best": best, "stops_paying_at": stops_paying_at(best)}
+
+
+def best_count(table: Sequence[Mapping[str, Any]], batch_size: int) -> int:
+    """The K, at least 1, that the `table` of `predict` thinks most of at a batch size."""
+    own = [row for row in table if row["batch_size"] == batch_size and row["num_speculative_tokens"]]
+    return int(max(own, key=lambda row: row["speedup"])["num_speculative_tokens"])
 
 
 def stops_paying_at(best: Sequence[Mapping[str, Any]]) -> float | None:
@@ -149,14 +187,16 @@ def chain_or_tree(best: Sequence[Mapping[str, Any]]) -> str:
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def time_shares(costs: Mapping[str, Any], rounds_by_proposed: Sequence[int]) -> dict[str, float]:
+def time_shares(
+    costs: Mapping[str, Any], rounds_by_steps: Sequence[int], rounds_per_text: float
+) -> dict[str, float]:
     """Where the time of the measured rounds goes, as shares of their predicted time: the target step that
-    plain decoding takes too, drafting, and what checking several tokens adds to it.
+    plain decoding takes too, drafting (with the reading of prompts), and what checking several tokens adds.
     """
     first = costs["first_draft_step_ms"] / costs["target_step_ms"]
-    rounds = sum(rounds_by_proposed)
-    draft = verify = 0.0
-    for count, number in enumerate(rounds_by_proposed):
+    rounds = sum(rounds_by_steps)
+    draft, verify = rounds * reading_cost(costs) / rounds_per_text, 0.0
+    for count, number in enumerate(rounds_by_steps):
         drafting = first + (count - 1) * costs["cost_ratio"] if count else 0.0
         draft += number * drafting
         verify += number * (round_cost(costs, count) - 1 - drafting)

@@ -63,9 +63,9 @@ def duel(
     plain = timings.pop("plain")
     found: dict[str, Any] = {"prompts": len(requests), "groups": len(groups)}
     for name, timing in timings.items():
-        asked = zip(requests, _flat(plain), _flat(timing), strict=True)
+        asked = zip(requests, plain.outputs, timing.outputs, strict=True)
         bugs = sum(
-            options.greedy and compare_greedy(runner, request, first, second) == "bug"
+            options.greedy and compare_greedy(runner, request, first.tokens, second.tokens) == "bug"
             for request, first, second in asked
         )
         found[name] = {
@@ -79,19 +79,15 @@ def duel(
     return found
 
 
-def _flat(timing: Timing) -> list[list[int]]:
-    return [output.tokens for group in timing.outputs for output in group]
-
-
 def difference(plain: Timing, first: Timing, second: Timing, *, seed: int) -> dict[str, float]:
     """Speedup of `first` minus that of `second`, both over `plain`, with a 95 % percentile bootstrap interval
-    over groups of prompts; each resample draws the same groups for all three.
+    over prompts; each resample draws the same prompts for all three.
     """
-    tokens = [np.array(timing.decoded_tokens, dtype=float) for timing in (plain, first, second)]
+    tokens = [np.array(timing.tokens, dtype=float) for timing in (plain, first, second)]
     timed = np.all([counts > 0 for counts in tokens], axis=0)
-    rate = np.array(plain.decode_seconds)[timed] / tokens[0][timed]
+    rate = np.array(plain.seconds)[timed] / tokens[0][timed]
     work = [rate * counts[timed] for counts in tokens[1:]]
-    seconds = [np.array(timing.decode_seconds)[timed] for timing in (first, second)]
+    seconds = [np.array(timing.seconds)[timed] for timing in (first, second)]
     drawn = np.random.default_rng(seed).integers(timed.sum(), size=(RESAMPLES, timed.sum()))
 
     def gap(pick: Any) -> Any:

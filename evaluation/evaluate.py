@@ -7,7 +7,7 @@ Each measure is a JSON file of its own, so that an interrupted evaluation goes o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from evaluation.decoder.drafters import DraftModel
-    from evaluation.decoder.schedule import Schedule
     from evaluation.measurements import Evaluation
 
 OTHER_COST_RATIOS = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -51,7 +50,8 @@ class EvaluateConfig(BaseModel):
     num_speculative_tokens: list[Drafts] = Field(default=[4, 8], min_length=1)
     max_new_tokens: int = Field(default=64, ge=2, le=1_000_000)
     batch_sizes: list[BatchSize] = Field(default=[])
-    """Batch sizes whose speed is measured beside the serving one's; the cost model covers others unasked."""
+    """Batch sizes beside the serving one at which the K that the cost model thinks most of is measured too;
+    it covers others unasked."""
 
     tree: bool = False
     """Whether the drafter races with siblings too: second choices beside its chain, chosen by the costs."""
@@ -80,6 +80,7 @@ def run(
     prompts. `full_target` loads the full target where the evaluation's is a quantised one, for what that
     changes.
     """
+    from evaluation.cost_model import best_count
     from evaluation.decoder.kinds import kind_of, own_weights
 
     def measure(name: str, compute: Callable[[], Any]) -> Any:
@@ -95,36 +96,38 @@ def run(
     theirs = measure("transformers-plain", evaluation.transformers_plain)
 
     serving = evaluation.serving
-    costs_of = {serving.batch_size: costs}
-    costs_of |= {row["batch_size"]: row for row in by_batch if row["batch_size"] != serving.batch_size}
+    by_batch = sorted([costs, *by_batch], key=lambda row: row["batch_size"])
+    costs_of = {row["batch_size"]: row for row in by_batch}
 
-    def decode(name: str, split: str, size: int, schedule: Schedule | None = None) -> dict[str, Any]:
-        work = partial(evaluation.decode, split, size, costs_of[size], on_group, schedule)
+    def decode(name: str, split: str, size: int, counts: Sequence[int]) -> dict[str, Any]:
+        work = partial(evaluation.decode, split, costs_of[size], counts, on_group)
         decoded: dict[str, Any] = measure(name, work)
         return decoded
 
-    decoded = {split: decode(f"decode-{split}", split, serving.batch_size) for split in SPLITS}
+    counts = evaluation.config.num_speculative_tokens
+    decoded = {split: decode(f"decode-{split}", split, serving.batch_size, counts) for split in SPLITS}
     rows = [row for part in decoded.values() for row in part["rows"]]
-    speed = summarise_speed(decoded, costs, by_batch, theirs)
+    speed = summarise_speed(decoded, costs, by_batch, evaluation.foretold(after["matches"]), theirs)
     headline = evaluation.headline_split()
-    by_rows = schedule_of(speed["cost_model"]["best"])
-    batches = [
-        decode(f"decode-{headline}-batch-{size}", headline, size, by_rows)
-        for size in evaluation.other_batch_sizes()
-    ]
+    batches = []
+    for size in evaluation.other_batch_sizes():
+        best = best_count(speed["cost_model"]["table"], size)
+        part = decode(f"decode-{headline}-batch-{size}", headline, size, [best])
+        batches += [{**row, "predicted_speedup": predicted(row, costs_of[size])} for row in part["rows"]]
     replayed = measure("replay", lambda: evaluation.replay(after["matches"]))
     certificate = measure("certificate", lambda: evaluation.certificate(costs, rows))
     result = {
         "kind": kind_of(evaluation.drafter.model.config),
         "drafter_bytes": sum(weight.nbytes for weight in own_weights(evaluation.drafter, evaluation.model)),
         "machine": machine,
+        "dtype": str(evaluation.model.dtype).removeprefix("torch."),
         "data_digest": data_digest,
         "serving": serving.model_dump(),
         "acceptance": after["rows"],
         "acceptance_before": earlier["rows"],
         "acceptance_curves": after["curves"],
         **speed,
-        "batches": [row for part in batches for row in part["rows"]],
+        "batches": batches,
         "replay": replayed,
         "certificate": certificate,
     }
@@ -140,13 +143,14 @@ def summarise_speed(
     decoded: dict[str, dict[str, Any]],
     costs: dict[str, Any],
     by_batch: list[dict[str, Any]],
+    foretold: dict[int, dict[str, float]],
     theirs: float | None,
 ) -> dict[str, Any]:
     """The decode rows over the fastest plain path, with predictions, the best K, and the cost model over K
-    and batch size.
+    and batch size. `costs`: those of the serving batch size, which is one `by_batch`.
     """
     from evaluation.cost_model import predict, time_shares
-    from evaluation.speed import predict_speedup, sibling_threshold, stop_threshold
+    from evaluation.speed import sibling_threshold, stop_threshold
 
     ours = next(part["plain"]["tokens_per_second"] for part in decoded.values() if part["plain"])
     # Speedup is over the fastest plain path of this run, which need not be ours.
@@ -154,27 +158,18 @@ def summarise_speed(
     rows = []
     for row in [row for part in decoded.values() for row in part["rows"]]:
         row = {**row, "speedup": {key: value * handicap for key, value in row["speedup"].items()}}
-        tokens, rounds = row["tokens_per_target_call"]["mean"], row["rounds_by_proposed"]
-        free = 0.0 if row["drafter"] == "ngram" else None
-        row["predicted_speedup"] = handicap * predict_speedup(
-            tokens, costs, rounds, siblings=row.get("siblings", 0), cost_ratio=free
-        )
-        rows.append(row)
+        rows.append({**row, "predicted_speedup": handicap * predicted(row, costs)})
     # The headline is decided beforehand: picked by its measured speed, it would flatter itself.
     best, fixed = best_row(rows, "adaptive"), best_row(rows, "model")
-    tokens, rounds = best["tokens_per_target_call"]["mean"], best["rounds_by_proposed"]
-    own = [row for row in rows if row["drafter"] == "model" and row["split"] == fixed["split"]]
-    widest = max(own, key=lambda row: row["num_speculative_tokens"])
-    counts = range(widest["num_speculative_tokens"] + 1)
     return {
         "decode": rows,
         "cost": {
             **costs,
             "stop_below": stop_threshold(costs),
             "sibling_above": sibling_threshold(costs),
-            "time_shares": time_shares(costs, rounds),
+            "time_shares": time_shares(costs, best["rounds_by_steps"], best["rounds_per_text"]),
         },
-        "cost_model": predict(by_batch, widest["conditional_acceptance"], counts, handicap),
+        "cost_model": predict(by_batch, foretold, {costs["batch_size"]: handicap}),
         "plain": {
             "ours": ours,
             "transformers_static": theirs,
@@ -188,19 +183,26 @@ def summarise_speed(
             "split": best["split"],
             "speedup": best["speedup"],
             "predicted_speedup_at_cost_ratio": {
-                str(ratio): handicap * predict_speedup(tokens, costs, rounds, cost_ratio=ratio)
-                for ratio in OTHER_COST_RATIOS
+                str(ratio): handicap * predicted(best, costs, ratio) for ratio in OTHER_COST_RATIOS
             },
         },
     }
 
 
-def schedule_of(best: list[dict[str, Any]]) -> Schedule | None:
-    """K by batch size as the cost model has it; None where it says never to draft."""
-    from evaluation.decoder.schedule import Schedule
+def predicted(row: Mapping[str, Any], costs: Mapping[str, Any], cost_ratio: float | None = None) -> float:
+    """What the cost model makes of the rounds of a decode row, over plain decoding at its batch size;
+    `cost_ratio` asks for another drafter's costs.
+    """
+    from evaluation.cost_model import predict_speedup
 
-    schedule = Schedule.of_best(best)
-    return schedule if schedule.most else None
+    return predict_speedup(
+        row["tokens_per_target_call"]["mean"],
+        costs,
+        row["rounds_by_steps"],
+        rounds_per_text=row["rounds_per_text"],
+        siblings=row["siblings"] if cost_ratio is None else 0,
+        cost_ratio=0.0 if row["drafter"] == "ngram" else cost_ratio,
+    )
 
 
 def best_row(rows: list[dict[str, Any]], drafter: str) -> dict[str, Any]:

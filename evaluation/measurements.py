@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from data.signals import Signals
     from evaluation.acceptance import AcceptanceTable
     from evaluation.decoder.drafters import DraftModel
-    from evaluation.decoder.engine import Decoder, Request
-    from evaluation.decoder.guard import Guard
+    from evaluation.decoder.engine import Request
     from evaluation.decoder.runner import Runner
-    from evaluation.decoder.schedule import Schedule
-    from evaluation.decoder.tree_drafter import TreeDrafter
     from evaluation.evaluate import EvaluateConfig, ServingConfig
 
 SPLITS = ("seen", "unseen")
 TRANSFORMERS_PROMPTS = 3  # transformers' plain path is slow and varies little: a few prompts place it
 ACCEPTANCE_BATCH = 16
 REPLAY_PROMPTS = 8
+TURN = 8  # prompts that a decoder of batches answers before it is the next one's turn, or a whole batch
+OTHER_PROMPTS = 16  # at batch sizes beside the serving one, or a whole batch
 
 
 class Evaluation:
@@ -67,21 +66,22 @@ class Evaluation:
 
     def acceptance(self) -> dict[str, Any]:
         """What the drafter is accepted, teacher-forced on the test samples: `rows` by split, temperature and
-        task (of the first drafted token), `curves` by position and entropy, and `matches` by prompt for the
-        check on the decoder.
+        task (of the first drafted token), `curves` by position and entropy, and `matches` by prompt in the
+        serving mode, for the check on the decoder and the cost model.
         """
         from evaluation.acceptance import summarise
         from evaluation.acceptance_curves import curves, target_entropy
-        from evaluation.replay import greedy_matches
+        from evaluation.replay import draft_matches
 
         tables = self._by_position(self.drafter)
         head = self.model.get_output_embeddings().weight.detach()
         entropy = target_entropy(head, self.test, self.serving.temperature or 1.0, self._live_signals())
         count = self.config.num_speculative_tokens[-1]
+        served = "greedy" if self.options.greedy else self.serving.draft_sampling
         return {
             "rows": summarise(tables[0], list(self.test), seed=self.seed),
             "curves": curves(tables, self.test, entropy, count, seed=self.seed),
-            "matches": greedy_matches(tables, self.test),
+            "matches": draft_matches(tables, self.test, served, self.serving.temperature, seed=self.seed),
         }
 
     def quantization_gap(self, full: PreTrainedModel) -> dict[str, Any]:
@@ -129,10 +129,12 @@ class Evaluation:
             requests.setdefault(record.prompt_id, Request(prompt, self.config.max_new_tokens, record.seed))
         return dict(list(requests.items())[: self.config.prompts])
 
-    def groups(self, split: str, batch_size: int | None = None) -> list[list[Request]]:
-        """The test prompts of a split, in groups that fill one batch (of the serving size by default)."""
-        chosen, size = list(self.prompts(split).values()), batch_size or self.serving.batch_size
-        return [chosen[first : first + size] for first in range(0, len(chosen), size)]
+    def groups(self, split: str, size: int) -> list[list[Request]]:
+        """The test prompts of a split for batches of `size`, in groups that are answered in one turn."""
+        chosen, turn = list(self.prompts(split).values()), 1 if size == 1 else max(size, TURN)
+        if size != self.serving.batch_size:
+            chosen = chosen[: max(size, OTHER_PROMPTS)]
+        return [chosen[first : first + turn] for first in range(0, len(chosen), turn)]
 
     def headline_split(self) -> str:
         """Seen templates, or unseen ones where no template was seen."""
@@ -141,106 +143,31 @@ class Evaluation:
     def batches(self) -> int:
         """How many groups of prompts `run` decodes, each by every decoder."""
         others = (len(self.groups(self.headline_split(), size)) for size in self.other_batch_sizes())
-        return sum(len(self.groups(split)) for split in SPLITS) + sum(others)
+        return sum(len(self.groups(split, self.serving.batch_size)) for split in SPLITS) + sum(others)
 
     def other_batch_sizes(self) -> list[int]:
         """The batch sizes to measure beside the serving one."""
         return [size for size in self.config.batch_sizes if size != self.serving.batch_size]
 
-    def decoders(
-        self, costs: dict[str, Any], batch_size: int, schedule: Schedule | None = None
-    ) -> dict[str, Decoder]:
-        """The decoders that race, over one target runner, by drafter and K.
-
-        Plain decoding; the drafter with K drafts a round, for every K; "adaptive": the same drafter with up
-        to the largest K, that stops where by the measured `costs` going on would not pay, under a guard that
-        pauses it where it loses; "before": the one it was trained from, likewise; "tree": as adaptive, with
-        siblings, where the config asks for it and the cost model does not say that a chain is better;
-        "scheduled": the drafter with K by the rows that are active, where a `schedule` says so; n-gram
-        look-up at the smallest K.
-        """
-        from evaluation.decoder.drafters import NgramDrafter
-        from evaluation.decoder.engine import Decoder
-        from evaluation.decoder.kinds import make_drafter
-        from evaluation.decoder.runner import Runner
-        from evaluation.speed import CHAIN_FROM, sibling_threshold, stop_threshold
-
-        runner, model_drafter = self.runner, self.model_drafter
-        if batch_size != self.serving.batch_size:
-            runner = Runner(self.model, batch_size, self.length)
-            model_drafter = make_drafter(self.drafter, runner, self.options, argmax=self.argmax, int8=True)
-
-        def decoder(drafter: Any, count: int | Schedule, guard: Guard | None = None) -> Decoder:
-            return Decoder(
-                runner,
-                eos_ids=self.eos_ids,
-                options=self.options,
-                drafter=drafter,
-                num_speculative_tokens=count,
-                guard=guard,
-            )
-
-        counts = self.config.num_speculative_tokens
-        found = {"plain": decoder(None, 0)}
-        found |= {f"model {count}": decoder(model_drafter, count) for count in counts}
-        stopping = {"adaptive": self.drafter}
-        if self.before is not None and batch_size == self.serving.batch_size:
-            stopping["before"] = self.before
-        for name, model in stopping.items():
-            adaptive = make_drafter(
-                model, runner, self.options, argmax=self.argmax, stop_below=stop_threshold(costs), int8=True
-            )
-            found[f"{name} {counts[-1]}"] = decoder(adaptive, counts[-1], self.guard(costs))
-        if self.config.tree and sibling_threshold(costs) < CHAIN_FROM:
-            found[f"tree {counts[-1]}"] = decoder(
-                self.tree_drafter(runner, costs), counts[-1], self.guard(costs)
-            )
-        if schedule is not None:
-            found[f"scheduled {schedule.most}"] = decoder(model_drafter, schedule)
-        return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
-
-    def guard(self, costs: dict[str, Any]) -> Guard:
-        """One that knows what rounds of up to the largest K cost."""
-        from evaluation.cost_model import round_cost
-        from evaluation.decoder.guard import Guard
-        from evaluation.speed import sibling_cost
-
-        counts = range(self.config.num_speculative_tokens[-1] + 1)
-        return Guard([round_cost(costs, drafts) for drafts in counts], sibling_cost(costs))
-
-    def tree_drafter(self, runner: Runner, costs: dict[str, Any]) -> TreeDrafter:
-        """The drafter with siblings where, by the costs, they pay: at most as many as drafts."""
-        from evaluation.decoder.tree_drafter import TreeDrafter
-        from evaluation.speed import sibling_threshold, stop_threshold
-
-        return TreeDrafter(
-            self.drafter,
-            runner,
-            self.options,
-            sibling_above=sibling_threshold(costs),
-            max_siblings=self.config.num_speculative_tokens[-1],
-            stop_below=stop_threshold(costs),
-            int8=True,
-        )
-
     def decode(
         self,
         split: str,
-        batch_size: int,
         costs: dict[str, Any],
+        counts: Sequence[int],
         on_group: Callable[[], None],
-        schedule: Schedule | None = None,
     ) -> dict[str, Any]:
-        """Plain and speculative decoding of a split, interleaved: one row per drafter and K, and the plain
-        latencies.
+        """Plain and speculative decoding of a split at the batch size of `costs`, interleaved: one row per
+        drafter and K, and the plain latencies.
         """
+        from evaluation.contestants import contestants
         from evaluation.replay import excess
         from evaluation.speed import drafting, latencies, race, speedup
 
-        groups = self.groups(split, batch_size)
+        groups = self.groups(split, costs["batch_size"])
         if not groups:
             return {"plain": None, "rows": []}
-        timings = race(self.decoders(costs, batch_size, schedule), groups, on_group)
+        requests = [request for group in groups for request in group]
+        timings = race(contestants(self, costs, counts), groups, on_group)
         plain = timings.pop("plain")
         rows = []
         for name, timing in timings.items():
@@ -249,12 +176,12 @@ class Evaluation:
                 {
                     "drafter": kind,
                     "split": split,
-                    "batch_size": batch_size,
+                    "batch_size": costs["batch_size"],
                     "num_speculative_tokens": int(count),
-                    "prompts": sum(map(len, groups)),
+                    "prompts": len(requests),
                     **drafting(timing, int(count), seed=self.seed),
-                    **self.identity(groups, plain.outputs, timing.outputs),
-                    **excess([output for group in timing.outputs for output in group]),
+                    **self.identity(requests, plain.outputs, timing.outputs),
+                    **excess(timing.outputs),
                     "tokens_per_second": timing.tokens_per_second,
                     "plain_tokens_per_second": plain.tokens_per_second,
                     "speedup": speedup(plain, timing, seed=self.seed),
@@ -285,7 +212,7 @@ class Evaluation:
         by_prompt = zip(chosen, decoder.generate(list(chosen.values())), strict=True)
         return compare(matches, {name: (out.tokens, out.rounds) for name, out in by_prompt}, count)
 
-    def identity(self, groups: list[list[Request]], plain: Any, speculative: Any) -> dict[str, int | None]:
+    def identity(self, requests: list[Request], plain: Any, speculative: Any) -> dict[str, int | None]:
         """At temperature 0: how many outputs are plain decoding's, how many part at a near tie, how many by a
         bug.
         """
@@ -295,8 +222,7 @@ class Evaluation:
             return {"identical_outputs": None, "near_ties": None, "bugs": None}
         verdicts = [
             compare_greedy(self.runner, request, a.tokens, b.tokens)
-            for requests, first, second in zip(groups, plain, speculative, strict=True)
-            for request, a, b in zip(requests, first, second, strict=True)
+            for request, a, b in zip(requests, plain, speculative, strict=True)
         ]
         return {**count_verdicts(verdicts)}
 
@@ -333,14 +259,33 @@ class Evaluation:
         from evaluation.speed import measure_costs
 
         counts = range(1, self.config.num_speculative_tokens[-1] + 1)
-        return measure_costs(self.runner, self.model_drafter, counts, self.serving.batch_size)
+        size, length = self.serving.batch_size, self.prompt_tokens()
+        return measure_costs(self.runner, self.model_drafter, counts, size, prompt_tokens=length)
 
     def costs_by_batch(self) -> list[dict[str, Any]]:
-        """The forwards of a round at other batch sizes, timed alone, at the widths of the measured K."""
-        from evaluation.cost_model import BATCH_SIZES, measure_by_batch
+        """The same at other batch sizes, at the widths of the measured K and where forwards get dearer
+        fastest.
+        """
+        from evaluation.cost_model import BATCH_SIZES, STEEP, measure_by_batch
 
-        sizes = sorted({*BATCH_SIZES, *self.config.batch_sizes, self.serving.batch_size})
-        return measure_by_batch(self.model, self.drafter, self.config.num_speculative_tokens, sizes)
+        counts = self.config.num_speculative_tokens
+        counts = sorted({*counts, *(count for count in STEEP if count < counts[-1])})
+        sizes = sorted({*BATCH_SIZES, *self.config.batch_sizes} - {self.serving.batch_size})
+        return measure_by_batch(self.model, self.drafter, counts, sizes, self.prompt_tokens())
+
+    def prompt_tokens(self) -> int:
+        """Tokens of a test prompt, on average."""
+        lengths = [len(request.prompt) for split in SPLITS for request in self.prompts(split).values()]
+        return round(sum(lengths) / len(lengths))
+
+    def foretold(self, matches: dict[str, dict[str, Any]]) -> dict[int, dict[str, float]]:
+        """By K from 0 on, what drafting comes to on the headline prompts, from teacher-forced `matches`."""
+        from evaluation.replay import rounds_by_count
+
+        told = [matches[name] for name in self.prompts(self.headline_split()) if name in matches]
+        length = self.config.max_new_tokens
+        texts = [[own[:length] for own in each["matches"]] for each in told or matches.values()]
+        return rounds_by_count(texts, range(self.config.num_speculative_tokens[-1] + 1))
 
     def transformers_plain(self) -> float | None:
         """Tokens/s of transformers' own static-cache decoding, None where the serving mode has no counterpart
@@ -350,6 +295,5 @@ class Evaluation:
 
         if not self.options.greedy or self.serving.batch_size > 1:
             return None
-        groups = self.groups("seen") or self.groups("unseen")
-        requests = [request for group in groups for request in group][:TRANSFORMERS_PROMPTS]
+        requests = list(self.prompts(self.headline_split()).values())[:TRANSFORMERS_PROMPTS]
         return transformers_tokens_per_second(self.model, requests, self.eos_ids)

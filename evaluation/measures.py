@@ -1,15 +1,42 @@
 """The names under which an evaluation's numbers and facts stand in MLflow, made from evaluation.json in one
 place.
 
-`distill.tracking` writes them and `evaluation.selection` reads them; both go through here, so they cannot
+`distill.tracking` writes them and `evaluation.registry` reads them; both go through here, so they cannot
 drift apart.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+_ROW = r"((un)?seen/\w+/k\d+/(b\d+/)?)?"
+_NAME = re.compile(
+    r"(before/)?acceptance/((un)?seen/t[\d.e-]+/[\w-]+/)?(sampled|argmax|greedy)|"
+    r"(before/)?acceptance/(sampled|argmax|greedy)_temperature|"
+    rf"speed/{_ROW}(speedup(_low|_high)?|predicted_speedup|(plain_)?tokens_per_second|t[tp][fo]t_ms_p(50|95))|"
+    r"speed/(cost_ratio|(verify_overhead/k|predicted_best_k/b|predicted_best_speedup/b)\d+)|"
+    rf"decode/{_ROW}(tokens_per_target_call|acceptance_rate|bugs|prompts|(un)?conditional_acceptance/pos_\d+)|"
+    r"decode/(num_speculative_tokens|stops_early)|"
+    r"lossless/(holds|law_p_value|plain_p_value|smallest_leak|self_draft_acceptance)|"
+    r"quantization/(sampled|argmax|greedy)_(by_full|gap)"
+)
+
+
+HEADLINE = (
+    *("speed/speedup", "speed/speedup_low", "speed/speedup_high", "speed/cost_ratio"),
+    *("speed/tokens_per_second", "speed/plain_tokens_per_second"),
+    *("decode/tokens_per_target_call", "decode/num_speculative_tokens"),
+    *("acceptance/greedy", "acceptance/sampled", "acceptance/argmax", "lossless/holds"),
+)
+"""What a run of a recipe is compared by in MLflow's own pages, beside its settings."""
+
+
+def is_measure(name: str) -> bool:
+    """Might an evaluation hold a measure of this name? Known before anything is measured."""
+    return _NAME.fullmatch(name) is not None
 
 
 def machine_label(machine: Mapping[str, Any]) -> str:

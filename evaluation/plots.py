@@ -94,7 +94,8 @@ def plot_speedup(evaluation: Mapping[str, Any]) -> Plot | None:
         for row, value in zip(points, predicted, strict=True):
             table.append([drafter, split, row["num_speculative_tokens"], *triple(row["speedup"]), value])
     batch = (evaluation.get("serving") or {}).get("batch_size", 1)
-    model = [row for row in _model_rows(evaluation) if row["batch_size"] == batch]
+    table_of_all = (evaluation.get("cost_model") or {}).get("table") or []
+    model = [row for row in table_of_all if row["batch_size"] == batch]
     if model:
         axes.plot(
             [row["num_speculative_tokens"] for row in model],
@@ -315,9 +316,7 @@ def plot_curve(evaluation: Mapping[str, Any], by: str) -> Plot | None:
 
 
 def plot_training(history: Sequence[Mapping[str, float]]) -> Plot | None:
-    """Held-out acceptance over training steps; entries hold `step` and any of the acceptances, and maybe
-    `loss`.
-    """
+    """Loss and held-out acceptance over training: entries hold `step`, and `loss` or the acceptances."""
     names = [name for name in (*MEASURES, "loss") if any(name in entry for entry in history)]
     if not names:
         return None
@@ -339,11 +338,7 @@ def plot_training(history: Sequence[Mapping[str, float]]) -> Plot | None:
     if right is not None:
         right.set_ylabel("loss")
     table = [[entry.get(name) for name in ("step", *names)] for entry in history]
-    return finish(figure, axes, "training", "Training", ["step", *names], table)
-
-
-def _model_rows(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return list((evaluation.get("cost_model") or {}).get("table") or [])
+    return finish(figure, axes, "training", "Training: loss and held-out acceptance", ["step", *names], table)
 
 
 def _fastest_by_batch(rows: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:

@@ -25,17 +25,24 @@ ALPHA = 0.01
 EXCESS_ALPHA = 0.001  # an evaluation tests a dozen rows, and would else cry wolf once in ten times
 
 
-def greedy_matches(tables: Sequence[AcceptanceTable], samples: Samples) -> dict[str, dict[str, Any]]:
-    """For each prompt that was sampled at temperature 0: its `tokens`, and `matches`, a "1" for each token
-    that the drafter's argmax gives, "0" for the others; one such string per table, which is one per position
-    in a draft.
+def draft_matches(
+    tables: Sequence[AcceptanceTable], samples: Samples, measure: str, temperature: float, *, seed: int
+) -> dict[str, dict[str, Any]]:
+    """For each prompt that was sampled at `temperature`, or else at the one next to it: its `tokens`, and
+    `matches`, a "1" for each token at which a draft would be accepted by `measure`, "0" for the others; one
+    such string per table, which is one per position in a draft.
+
+    Greedy ones are certain; the others are drawn, each token with its chance.
     """
     order = torch.argsort(tables[0].sample, stable=True)
     sizes = torch.bincount(tables[0].sample, minlength=len(samples)).tolist()
+    chance = torch.rand(len(tables), len(order), generator=torch.Generator().manual_seed(seed))
+    drawn = [own < getattr(table, measure) for own, table in zip(chance, tables, strict=True)]
+    columns = [own[order].split(sizes) for own in drawn]
+    nearest = min((record.temperature for record in samples), key=lambda value: abs(value - temperature))
     found: dict[str, dict[str, Any]] = {}
-    columns = [table.greedy[order].split(sizes) for table in tables]
     for record, *positions in zip(samples, *columns, strict=True):
-        if record.temperature == 0 and record.prompt_id not in found:
+        if record.temperature == nearest and record.prompt_id not in found:
             marked = zip(record.input_ids, record.completion_mask, strict=True)
             tokens = [token for token, bit in marked if bit]
             found[record.prompt_id] = {
@@ -59,6 +66,19 @@ def replay(matches: Sequence[str], count: int) -> list[int]:
         accepted.append(lead)
         place += lead + 1
     return accepted[:-1]
+
+
+def rounds_by_count(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> dict[int, dict[str, float]]:
+    """What `counts` drafts a round come to over texts with known matches, to their very end: by count,
+    `tokens_per_target_call` and `rounds_per_text`.
+    """
+    long = [own for own in texts if len(own[0]) > 1]  # else the prefill gives all of it
+    tokens = sum(len(own[0]) - 1 for own in long)
+    found = {}
+    for count in counts:
+        rounds = sum(len(replay(own, count)) + 1 for own in long)
+        found[count] = {"tokens_per_target_call": tokens / rounds, "rounds_per_text": rounds / len(long)}
+    return found
 
 
 def compare(

@@ -15,7 +15,7 @@ from evaluation.figures import COLOURS, HATCHES, Plot, errors, finish, literal, 
 from evaluation.lossless import describe
 from evaluation.plots import draw_plots
 from evaluation.selection import RankedGroup, text_table
-from evaluation.tables import cost_table, decode_table, latency_table, subtitle
+from evaluation.tables import draw_tables, subtitle
 from evaluation.verdict import is_lossless, pays, standing, why
 
 _MARKS = {"good": "YES:", "unclear": "UNCLEAR:", "bad": "NO:"}
@@ -29,9 +29,6 @@ def candidate_page(
     worst = is_lossless(evaluation) is False or decided == "does not pay"
     mood = "good" if pays(evaluation) else "bad" if worst else "unclear"
     certificate = evaluation.get("certificate")
-    tables = [("Speed", decode_table(evaluation)), ("Latency", latency_table(evaluation))]
-    if evaluation.get("cost_model"):
-        tables.append(("Cost model", cost_table(evaluation)))
     return _render(
         title=f"Drafter {name}",
         subtitle=subtitle(evaluation),
@@ -40,7 +37,7 @@ def candidate_page(
         mark=_MARKS[mood],
         notes=[why(evaluation), *_notes(evaluation)],
         plots=draw_plots(evaluation, history),
-        tables=tables,
+        tables=list(draw_tables(evaluation).items()),
         certificate=describe(certificate) if certificate else "There is none: nothing may be promoted.",
         recipe=recipe,
         origin=_origin(evaluation),
@@ -128,6 +125,7 @@ def _origin(evaluation: Mapping[str, Any]) -> str:
     machine = evaluation.get("machine") or {}
     names = ("commit", "torch", "transformers", "python")
     known = [f"{name} {machine[name]}" for name in names if name in machine]
+    known += [str(evaluation["dtype"])] if "dtype" in evaluation else []
     return "; ".join([*known, f"data {evaluation.get('data_digest', 'unknown')}"])
 
 

@@ -1,11 +1,8 @@
-"""Which drafter to serve: read the candidates from MLflow, rank them, decide who is champion.
+"""Which drafter to serve: rank the candidates (`evaluation.registry`), decide who is champion.
 
-A *candidate* is one LoggedModel; a *measurement* is what one evaluation says about it: the numbers, the
-digest of the evaluation data, the machine and the serving mode. Measurements compare only inside one group
-(same target, serving mode, data and machine), because a speedup is a property of all four. The same weights
-measured again in the same group are a new measurement that replaces the older one; they are never averaged.
-
-`evaluation.measures` names the numbers.
+Measurements compare only inside one group (same target, serving mode, data and machine), because a speedup is
+a property of all four. The same weights measured again in the same group are a new measurement that replaces
+the older one; they are never averaged.
 """
 
 from __future__ import annotations
@@ -13,71 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.store import open_client
+from evaluation.registry import CHAMPION, CandidateRow, read_candidates
 from evaluation.tables import TextTable, number
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from rich.table import Table
 
-CHAMPION = "champion"
-MODEL_TYPE = "drafter"
 NO_CERTIFICATE = "It has no losslessness certificate that holds: evaluate it again, and see its report."
-
-
-@dataclass(frozen=True)
-class CandidateRow:
-    """One measurement of one candidate. Acceptances and the cost ratio are fractions; speedups are over
-    plain.
-    """
-
-    model_id: str
-    name: str
-    """Registered model, empty when the candidate was never registered."""
-    version: str
-    drafter_digest: str
-    """Digest of the weights: what makes two LoggedModels the same candidate."""
-    measured_at: int
-    """Milliseconds since 1970."""
-    target: str
-    recipe: str
-    loss: str
-    layers: str
-    tokens: int | None
-    """Completion tokens trained on."""
-    num_speculative_tokens: int | None
-    greedy: float | None
-    sampled: float | None
-    argmax: float | None
-    tokens_per_target_call: float | None
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    cost_ratio: float | None
-    serving: str
-    data_digest: str
-    machine: str
-    champion: bool = False
-    bugs: int = 0
-    """Outputs that differ from plain decoding by more than a near tie."""
-    lossless: bool | None = None
-    """What its certificate says; None where it has none."""
-    stops_early: bool = False
-    """Its headline path drafts up to `num_speculative_tokens` tokens, not always as many."""
-    kind: str = "model"
-    """A causal LM of its own, or heads on the target: "medusa" or "eagle"."""
-
-    @property
-    def group(self) -> tuple[str, str, str, str]:
-        """Measurements with the same group compare; others do not."""
-        return (self.target, self.serving, self.data_digest, self.machine)
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} v{self.version}" if self.name else self.model_id
 
 
 @dataclass(frozen=True)
@@ -107,109 +49,6 @@ class Decision:
     version: str
     promoted: bool
     reason: str
-
-
-# Reading MLflow
-
-
-def candidates(tracking_uri: str, experiments: Sequence[str] | None = None) -> list[CandidateRow]:
-    """Every measurement in the named experiments (all of them by default), newest first; READY models only.
-
-    A local database that does not exist yet has no candidates, and is not created by looking.
-    """
-    if tracking_uri.startswith("sqlite:///") and not Path(tracking_uri.removeprefix("sqlite:///")).exists():
-        return []
-    return _read(open_client(tracking_uri), experiments)
-
-
-def _read(client: MlflowClient, experiments: Sequence[str] | None = None) -> list[CandidateRow]:
-    wanted = [
-        experiment.experiment_id
-        for experiment in _pages(client.search_experiments)
-        if experiments is None or experiment.name in experiments
-    ]
-    models = _pages(client.search_logged_models, experiment_ids=wanted) if wanted else []
-    versions = _versions(client)
-    rows = [
-        row
-        for model in models
-        if str(model.status) == "READY" and model.model_type == MODEL_TYPE
-        for row in _measurements(model, *versions.get(model.model_id, ("", "", False)))
-    ]
-    return sorted(rows, key=lambda row: row.measured_at, reverse=True)
-
-
-def _pages(search: Any, **arguments: Any) -> list[Any]:
-    page = search(**arguments)
-    found = list(page)
-    while page.token:
-        page = search(**arguments, page_token=page.token)
-        found += page
-    return found
-
-
-def _versions(client: MlflowClient) -> dict[str, tuple[str, str, bool]]:
-    """model id -> (registered name, newest version, is champion).
-
-    The SQL store keeps no model id with a version, hence our own tag.
-    """
-    champions = {
-        (model.name, str(version))
-        for model in _pages(client.search_registered_models)
-        for alias, version in model.aliases.items()
-        if alias == CHAMPION
-    }
-    found: dict[str, tuple[str, str, bool]] = {}
-    for version in sorted(_pages(client.search_model_versions), key=lambda version: int(version.version)):
-        model_id = version.tags.get("model_id")
-        if model_id:
-            key = (version.name, str(version.version))
-            was_champion = found.get(model_id, ("", "", False))[2]
-            found[model_id] = (*key, key in champions or was_champion)
-    return found
-
-
-def _measurements(model: Any, name: str, version: str, champion: bool) -> list[CandidateRow]:
-    """One row per evaluation data set that the LoggedModel holds numbers for, each number its newest."""
-    by_digest: dict[str, dict[str, Any]] = {}
-    for metric in sorted(model.metrics or [], key=lambda metric: metric.timestamp):
-        by_digest.setdefault(metric.dataset_digest or "", {})[metric.key] = metric
-    params, rows = model.params, []
-    for digest, metrics in by_digest.items():
-        value = {key: metric.value for key, metric in metrics.items()}
-        chosen = value.get("decode/num_speculative_tokens")
-        rows.append(
-            CandidateRow(
-                model_id=model.model_id,
-                name=name,
-                version=version,
-                drafter_digest=model.tags.get("drafter_digest", model.model_id),
-                measured_at=max(metric.timestamp for metric in metrics.values()),
-                target=params.get("target", ""),
-                recipe=params.get("recipe", model.name),
-                loss=params.get("loss", ""),
-                layers=params.get("layers", ""),
-                tokens=int(params["tokens"]) if params.get("tokens", "").isdigit() else None,
-                num_speculative_tokens=None if chosen is None else int(chosen),
-                greedy=value.get("acceptance/greedy"),
-                sampled=value.get("acceptance/sampled"),
-                argmax=value.get("acceptance/argmax"),
-                tokens_per_target_call=value.get("decode/tokens_per_target_call"),
-                speedup=value.get("speed/speedup"),
-                speedup_low=value.get("speed/speedup_low"),
-                speedup_high=value.get("speed/speedup_high"),
-                cost_ratio=value.get("speed/cost_ratio"),
-                serving=params.get("serving", ""),
-                data_digest=digest,
-                machine=params.get("machine", ""),
-                champion=champion,
-                bugs=int(value.get("decode/bugs", 0)),
-                lossless=bool(value["lossless/holds"]) if "lossless/holds" in value else None,
-                stops_early=bool(value.get("decode/stops_early", 0)),
-                kind=params.get("kind", "model"),
-            )
-        )
-    return rows
 
 
 # Ranking
@@ -322,7 +161,7 @@ def select(client: MlflowClient, model_name: str, model_id: str) -> Decision:
     different groups never move it: that takes measuring both in one run. Raises `ValueError` when the
     candidate is not a READY registered version of `model_name`.
     """
-    ours = [row for row in _read(client) if row.name == model_name]
+    ours = [row for row in read_candidates(client) if row.name == model_name]
     mine = [row for row in ours if row.model_id == model_id]
     if not mine:
         raise ValueError(f"{model_id} is not a finished candidate of the registered model {model_name}.")

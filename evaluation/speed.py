@@ -8,6 +8,7 @@ apart.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -31,27 +32,35 @@ CHAIN_FROM = 0.5  # no token but the drafter's first choice can be more likely
 
 @dataclass
 class Timing:
-    """What one decoder took for the groups of prompts it decoded; a group fills one batch."""
+    """What one decoder answered, in the order of the requests, and how many rounds took so many draft
+    steps.
+    """
 
-    prefill_seconds: list[float] = field(default_factory=list)
-    decode_seconds: list[float] = field(default_factory=list)
-    outputs: list[list[Output]] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    rounds_by_steps: Counter[int] = field(default_factory=Counter)
 
     @property
-    def decoded_tokens(self) -> list[int]:
-        """Tokens of each group after the first of each row, which the prefill gives."""
-        return [sum(len(output.tokens) - 1 for output in group) for group in self.outputs]
+    def tokens(self) -> list[int]:
+        """Tokens of each answer after its first, which the prefill gives."""
+        return [len(output.tokens) - 1 for output in self.outputs]
+
+    @property
+    def seconds(self) -> list[float]:
+        """What decoding them took: of every round its share. In a full batch they add up to the time in which
+        so many tokens are served.
+        """
+        return [output.seconds.share for output in self.outputs]
 
     @property
     def tokens_per_second(self) -> float:
-        return sum(self.decoded_tokens) / max(sum(self.decode_seconds), 1e-9)
+        return sum(self.tokens) / max(sum(self.seconds), 1e-9)
 
 
 def race(
     decoders: dict[str, Decoder], groups: Sequence[Sequence[Request]], on_group: Callable[[], None]
 ) -> dict[str, Timing]:
     """Decode every group with every decoder, taking turns in rotating order after a warm-up; the timings by
-    name.
+    name. Batches are kept full: what is measured is steady load, not how a batch runs empty.
     """
     timings = {name: Timing() for name in decoders}
     names = list(decoders)
@@ -61,27 +70,23 @@ def race(
     for number, group in enumerate(groups):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            decoder = decoders[name]
-            outputs = decoder.generate(group)
-            timings[name].prefill_seconds.append(decoder.prefill_seconds)
-            timings[name].decode_seconds.append(decoder.decode_seconds)
-            timings[name].outputs.append(outputs)
+            timings[name].outputs += decoders[name].generate(group, keep_full=True)
+            timings[name].rounds_by_steps += decoders[name].rounds_by_steps
         on_group()
     return timings
 
 
 def speedup(plain: Timing, speculative: Timing, *, seed: int) -> dict[str, float]:
-    """Speculative over plain tokens/s, paired by group, with a 95 % bootstrap interval over groups.
+    """Speculative over plain tokens/s, paired by prompt, with a 95 % bootstrap interval over prompts.
 
     The ratio of total seconds per token; where both give the same tokens (temperature 0) it is the ratio of
-    seconds.
+    seconds. Prompts that shared a batch shared its rounds too, so the interval is a little narrow there.
     """
-    plain_tokens, draft_tokens = np.array(plain.decoded_tokens), np.array(speculative.decoded_tokens)
-    plain_seconds, draft_seconds = np.array(plain.decode_seconds), np.array(speculative.decode_seconds)
-    # Groups that end with their first token have nothing to time.
+    plain_tokens, draft_tokens = np.array(plain.tokens), np.array(speculative.tokens)
+    # Answers that end with their first token have nothing to time.
     timed = (plain_tokens > 0) & (draft_tokens > 0)
-    same_work = plain_seconds[timed] / plain_tokens[timed] * draft_tokens[timed]
-    return bootstrap_ratio(same_work, draft_seconds[timed], seed=seed)
+    same_work = np.array(plain.seconds)[timed] / plain_tokens[timed] * draft_tokens[timed]
+    return bootstrap_ratio(same_work, np.array(speculative.seconds)[timed], seed=seed)
 
 
 def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
     tokens stood beside a tree's longest path. Tokens per target call include the bonus token and not the
     prefill's token; the interval is a bootstrap over rows.
     """
-    outputs = [output for group in timing.outputs for output in group if output.rounds]
+    outputs = [output for output in timing.outputs if output.rounds]
     rounds = [pair for output in outputs for pair in counted_rounds(output)]
     emitted = np.array([len(output.tokens) - 1 for output in outputs], dtype=float)
     calls = np.array([len(output.rounds) for output in outputs], dtype=float)
@@ -107,6 +112,8 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
         "drafted": proposed,
         "siblings": siblings,
         "rounds": len(rounds),
+        "rounds_per_text": len(rounds) / max(len(outputs), 1),
+        "rounds_by_steps": [timing.rounds_by_steps[steps] for steps in range(count + 1)],
         "rounds_by_proposed": [sum(p == n for p, _ in rounds) for n in range(count + 1)],
         "conditional_acceptance": [s / r if r else None for s, r in zip(stood, reached, strict=True)],
         "unconditional_acceptance": [s / o if o else None for s, o in zip(stood, offered, strict=True)],
@@ -122,12 +129,16 @@ def counted_rounds(output: Output) -> list[tuple[int, int]]:
 
 def latencies(timing: Timing) -> dict[str, float]:
     """Milliseconds to the first token (TTFT) and per token after it (TPOT), median and 95th percentile over
-    groups.
+    answers. Waiting for a slot, or for the prefill of others, is in neither.
     """
-    tokens = np.array(timing.decoded_tokens)
-    per_token = np.array(timing.decode_seconds)[tokens > 0] / tokens[tokens > 0]
+    first = [output.seconds.prefill for output in timing.outputs]
+    after = [
+        output.seconds.decode / (len(output.tokens) - 1)
+        for output in timing.outputs
+        if len(output.tokens) > 1
+    ]
     result = {}
-    for name, values in (("ttft_ms", np.array(timing.prefill_seconds)), ("tpot_ms", per_token)):
+    for name, values in (("ttft_ms", first), ("tpot_ms", after)):
         result[f"{name}_p50"], result[f"{name}_p95"] = (1e3 * np.percentile(values, [50, 95])).tolist()
     return result
 
@@ -139,8 +150,10 @@ def measure_costs(
     batch_size: int,
     *,
     repeats: int = COST_REPEATS,
+    prompt_tokens: int = TYPICAL_POSITION,
 ) -> dict[str, Any]:
     """Milliseconds of the forwards a round is made of, each at its true width, measured in turns; medians.
+    And of what a row costs once: the drafter reads its prompt of `prompt_tokens`, by itself.
 
     The first draft step of a round is its kind's (a model's is two tokens wide, Medusa's gives all drafts at
     once), the others are like the second; a verify forward of n drafts is n + 1.
@@ -162,11 +175,14 @@ def measure_costs(
     # processor's caches; the others follow it.
     steps = {"target": step(1), "first_draft": first, "draft": following}
     steps |= {f"verify_{count}": step(count + 1) for count in counts}
+    steps["reading"] = drafter.timed_reading(prompt_tokens)
     seconds = interleaved_medians(steps, repeats)
     return {
+        "batch_size": batch_size,
         "target_step_ms": 1e3 * seconds["target"],
         "draft_step_ms": 1e3 * seconds["draft"],
         "first_draft_step_ms": 1e3 * seconds["first_draft"],
+        "draft_reading_ms": 1e3 * seconds["reading"],
         "cost_ratio": seconds["draft"] / seconds["target"],
         "verify_overhead": {
             str(count): seconds[f"verify_{count}"] / seconds["target"] - 1 for count in counts
@@ -192,33 +208,7 @@ def interleaved_medians(steps: dict[str, Callable[[], Any]], repeats: int = COST
     return {name: median(values) for name, values in taken.items()}
 
 
-def predict_speedup(
-    tokens_per_call: float,
-    costs: dict[str, Any],
-    rounds_by_proposed: Sequence[int],
-    *,
-    siblings: int = 0,
-    cost_ratio: float | None = None,
-) -> float:
-    """Speedup that the cost model expects: tokens per target call over a round's mean cost in target steps.
-
-    A round with n drafts costs 1 + c_first + (n - 1) c + v_n, the formula of Leviathan et al. 2023 (theorem
-    3.8) with each cost at its true width; `rounds_by_proposed[n]` rounds had n drafts, and all together
-    `siblings` beside them. `cost_ratio` asks for another drafter's c, 0 for a look-up (its first step then
-    costs c too).
-    """
-    step = costs["cost_ratio"] if cost_ratio is None else cost_ratio
-    first = costs["first_draft_step_ms"] / costs["target_step_ms"] if cost_ratio is None else cost_ratio
-    overhead = costs["verify_overhead"]
-    total: float = sum(
-        rounds * (1 + (first + (drafts - 1) * step + overhead[str(drafts)] if drafts else 0))
-        for drafts, rounds in enumerate(rounds_by_proposed)
-    )
-    total += siblings * sibling_cost(costs) if siblings else 0
-    return tokens_per_call * sum(rounds_by_proposed) / total
-
-
-def stop_threshold(costs: dict[str, Any]) -> float:
+def stop_threshold(costs: Mapping[str, Any]) -> float:
     """The chance of acceptance below which one more draft costs more than it saves.
 
     One more draft costs c and widens the verify forward, in target steps; accepted, it saves a token's time,

@@ -84,3 +84,16 @@ def _make_store(path: Path) -> None:
         store = SqlAlchemyStore(f"sqlite:///{made}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
         store._dispose_engine()  # what its journal holds comes into the file
         commit_file(made, path)
+
+
+def find_or_make_experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    """The id of an experiment; `UserError` where it was deleted."""
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        return str(client.create_experiment(name, artifact_location=artifacts))
+    if found.lifecycle_stage == "deleted":
+        raise UserError(
+            f"The MLflow experiment {name} was deleted: restore it (`mlflow experiments restore -x "
+            f"{found.experiment_id}`) or use another runs directory."
+        )
+    return str(found.experiment_id)

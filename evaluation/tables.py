@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
 DRAFTER_NAMES = {
     "model": "drafter",
     "adaptive": "drafter, stops early",
-    "scheduled": "drafter, K by batch",
     "tree": "drafter, chain with siblings",
     "before": "before training, stops early",
     "ngram": "n-gram look-up",
@@ -32,6 +33,12 @@ class TextTable:
     chosen: int | None = None
     """The row to stress."""
 
+    def csv(self) -> str:
+        """The cells, with a heading."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.heading, *self.rows])
+        return text.getvalue()
+
     def rich(self) -> Table:
         """For the terminal."""
         from rich.table import Table
@@ -48,6 +55,12 @@ class TextTable:
         return table
 
 
+def draw_tables(evaluation: Mapping[str, Any]) -> dict[str, TextTable]:
+    """Every table that the data allow, by its heading, in the order of the page."""
+    tables = {"Speed": decode_table(evaluation), "Latency": latency_table(evaluation)}
+    return tables | ({"Cost model": cost_table(evaluation)} if evaluation.get("cost_model") else {})
+
+
 def decode_table(evaluation: Mapping[str, Any]) -> TextTable:
     """Every decode row: what was gained, by drafter, split and K, with sample sizes."""
     best = evaluation.get("best") or {}
@@ -57,7 +70,7 @@ def decode_table(evaluation: Mapping[str, Any]) -> TextTable:
         keys = ("drafter", "split", "num_speculative_tokens")
         if chosen is None and all(row[key] == best.get(key) for key in keys):
             chosen = len(rows)
-        up_to = "up to " if row["drafter"] in ("adaptive", "tree", "scheduled", "before") else ""
+        up_to = "up to " if row["drafter"] in ("adaptive", "tree", "before") else ""
         rows.append(
             (
                 DRAFTER_NAMES.get(row["drafter"], row["drafter"]),
@@ -97,7 +110,7 @@ def latency_table(evaluation: Mapping[str, Any]) -> TextTable:
         )
         rows.append((*cells, *_latencies(row)))
     heading = ("decoder", "templates", "batch", "K", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95")
-    return TextTable("Milliseconds, over groups of prompts that fill a batch", heading, 2, rows)
+    return TextTable("Milliseconds of an answer, waiting for its turn left out", heading, 2, rows)
 
 
 def subtitle(evaluation: Mapping[str, Any]) -> str:
@@ -136,11 +149,12 @@ def cost_table(evaluation: Mapping[str, Any]) -> TextTable:
                 number(row["round_cost"]),
                 number(row["speedup"]),
                 said(measured.get(place)),
+                "-" if place not in measured else f"{row['speedup'] / measured[place]['mean'] - 1:+.0%}",
                 "-" if place[1] == 0 else "never" if even is None else f"{even:.2f}",
             )
         )
     heading = (
-        *("batch", "K", "tokens per call", "cost of a round", "predicted", "measured"),
+        *("batch", "K", "tokens per call", "cost of a round", "predicted", "measured", "off by"),
         "break-even acceptance",
     )
     return TextTable("Predicted and measured speedup; costs in target steps", heading, 0, rows)

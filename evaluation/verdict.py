@@ -76,11 +76,12 @@ def why(evaluation: Mapping[str, Any]) -> str:
 
 def _limit(evaluation: Mapping[str, Any]) -> str:
     """From which batch size on not to: as measured, or where nothing was, by the cost model."""
-    best = evaluation["best"]
-    others = [row for row in evaluation.get("batches") or [] if row["drafter"] == best["drafter"]]
+    others = evaluation.get("batches") or []
     if others:
-        gains = [(row["batch_size"], row["speedup"]["mean"]) for row in others]
-        listed = ", ".join(f"{mean:.2f}x at batch {size}" for size, mean in gains)
+        listed = ", ".join(
+            f"{row['speedup']['mean']:.2f}x with {drafts_label(row)} at batch {row['batch_size']}"
+            for row in others
+        )
         losing = [row["batch_size"] for row in others if standing(row["speedup"]) != "pays"]
         advice = f"; do not speculate from batch {min(losing)} on" if losing else ""
         return f"; it measured {listed}{advice}"

@@ -19,13 +19,13 @@ import torch
 from transformers import PreTrainedModel
 
 from evaluation.acceptance import bootstrap_ratio
-from evaluation.cost_model import round_cost
+from evaluation.cost_model import predict_speedup, round_cost
 from evaluation.decoder.drafters import DraftModel, ModelDrafter
 from evaluation.decoder.engine import Decoder, Request
 from evaluation.decoder.guard import Guard
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
-from evaluation.speed import measure_costs, predict_speedup
+from evaluation.speed import measure_costs
 
 GREEDY = SamplingOptions()
 NO_EOS = -1  # no id: every contender makes as many tokens

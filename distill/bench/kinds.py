@@ -123,7 +123,7 @@ def race_kinds(
     first: Run, contestants: Sequence[Contestant], requests: Sequence[Request], size: int
 ) -> list[dict[str, Any]]:
     """One row per drafter and K at one batch size."""
-    from evaluation.cost_model import round_cost
+    from evaluation.cost_model import predict_speedup, round_cost
     from evaluation.decoder.drafters import ModelDrafter, NgramDrafter
     from evaluation.decoder.engine import Decoder
     from evaluation.decoder.guard import Guard
@@ -133,7 +133,6 @@ def race_kinds(
     from evaluation.speed import (
         drafting,
         measure_costs,
-        predict_speedup,
         race,
         speedup,
         stop_threshold,
@@ -174,7 +173,7 @@ def race_kinds(
     rows = []
     for name, (contestant, count, own) in about.items():
         drafts = drafting(timings[name], count, seed=seed)
-        tokens, rounds = drafts["tokens_per_target_call"]["mean"], drafts["rounds_by_proposed"]
+        tokens, rounds = drafts["tokens_per_target_call"]["mean"], drafts["rounds_by_steps"]
         rows.append(
             {
                 "recipe": contestant.recipe if contestant else None,
@@ -186,7 +185,11 @@ def race_kinds(
                 "tokens_per_target_call": drafts["tokens_per_target_call"],
                 "first_cost_ratio": own["first_draft_step_ms"] / own["target_step_ms"] if own else None,
                 "cost_ratio": own["cost_ratio"] if own else None,
-                "predicted_speedup": predict_speedup(tokens, own, rounds) if own else None,
+                "predicted_speedup": predict_speedup(
+                    tokens, own, rounds, rounds_per_text=drafts["rounds_per_text"]
+                )
+                if own
+                else None,
                 "speedup": speedup(plain, timings[name], seed=seed),
                 "tokens_per_second": timings[name].tokens_per_second,
                 "plain_tokens_per_second": plain.tokens_per_second,

@@ -215,6 +215,11 @@ class ModelDrafter:
             lambda: self.step(ids[:, :1], at).argmax(dim=-1),
         )
 
+    def timed_reading(self, length: int) -> Callable[[], Any]:
+        """Reading a prompt of `length` tokens before a row's first draft, for a stopwatch."""
+        ids = torch.full((min(length, self.context),), 5, device=self.runner.device)
+        return lambda: self.runner.prefill(ids, 0, 0)
+
     def catch_up(self, state: DraftState) -> None:
         """Read what the first step of a draft takes for granted: all but a row's last token."""
         if not self.lagging:

@@ -274,6 +274,10 @@ class EagleDrafter(ModelDrafter):
         self.hidden = hidden
         return self.runner.predict(hidden)
 
+    def timed_reading(self, length: int) -> Callable[[], Any]:
+        ids = torch.full((min(length, self.context),), 5, device=self.runner.device)
+        return lambda: self.read(ids, 0, 0)
+
     def timed_steps(self, batch_size: int, position: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
         runner, rows = self.runner, slice(0, batch_size)
         width = runner.model.fc.weight.shape[1]

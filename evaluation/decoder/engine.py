@@ -11,6 +11,7 @@ Shapes: B active rows, K drafted tokens, S positions, V vocabulary, H hidden siz
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from evaluation.decoder.stop import StopRules
 from evaluation.decoder.tree import DraftTree, along
 
 __all__ = ["Decoder", "Output", "Request", "States", "common_prefix"]
+
+REPEAT = -1  # index of a row that only keeps the batch full
 
 
 class Decoder:
@@ -96,39 +99,60 @@ class Decoder:
         self.features = torch.zeros(batch_size, target.hidden_size, dtype=target.dtype, device=device)
         self.rows: list[Row] = []
         self.account = Account()
+        self.rounds_by_steps: Counter[int] = Counter()
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
 
     @torch.inference_mode()
     def generate(
-        self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None = None
+        self,
+        requests: Sequence[Request],
+        on_tokens: Callable[[int], None] | None = None,
+        *,
+        keep_full: bool = False,
     ) -> list[Output]:
         """Outputs in the order of the requests. `on_tokens` hears the number of new tokens after every round.
 
+        `keep_full`: a slot that comes free when no request waits is given to a repeat of one, which is
+        dropped. So the last answers share the target with as many rows as the first, as under steady load.
+
         `prefill_seconds` and `decode_seconds` of the decoder tell afterwards where the time went (what the
-        drafter reads of a prompt is a cost of decoding), and `account` what became of the drafts.
+        drafter reads of a prompt is a cost of decoding), `rounds_by_steps` how many rounds took so many
+        draft steps, and `account` what became of the drafts.
         """
         for request in requests:
             self.check(request)
         shared = common_prefix([request.prompt for request in requests])
-        queue = list(enumerate(requests))[::-1]
+        waiting = list(enumerate(requests))[::-1]
         outputs: dict[int, Output] = {}
         self.prefill_seconds = self.decode_seconds = 0.0
+        self.rounds_by_steps = Counter()
         self.rows = []
-        while queue or self.rows:
+        while len(outputs) < len(requests):
             begin = time.perf_counter()
-            while queue and len(self.rows) < self.tokens.shape[0]:
-                self.start(Row(*queue.pop()), len(self.rows), shared if self.rows else 0)
+            while len(self.rows) < self.tokens.shape[0] and len(outputs) < len(requests):
+                if not waiting and keep_full:
+                    waiting = [(REPEAT, request) for request in reversed(requests)]
+                if not waiting:
+                    break
+                row, turn = Row(*waiting.pop()), time.perf_counter()
+                self.start(row, len(self.rows), shared if self.rows else 0)
+                row.seconds.prefill = time.perf_counter() - turn
                 self.retire(len(self.rows) - 1, outputs)
             middle = time.perf_counter()
-            before = sum(len(row.tokens) for row in self.rows)
-            if self.rows:
+            active = list(self.rows)
+            before = sum(len(row.tokens) for row in active)
+            if active:
                 self.round()
-            emitted = sum(len(row.tokens) for row in self.rows) - before
-            for slot in reversed(range(len(self.rows))):
+            emitted = sum(len(row.tokens) for row in active) - before
+            for slot in reversed(range(len(active))):
                 self.retire(slot, outputs)
+            spent = time.perf_counter() - middle
+            for row in active:
+                row.seconds.decode += spent
+                row.seconds.share += spent / len(active)
             self.prefill_seconds += middle - begin
-            self.decode_seconds += time.perf_counter() - middle
+            self.decode_seconds += spent
             if on_tokens:
                 on_tokens(emitted)
         self.account = Account.total(output.account for output in outputs.values())
@@ -197,6 +221,7 @@ class Decoder:
         self.tokens[active].scatter_(1, position[:, None], verdict.token[:, None])
         self.features[active] = hidden[torch.arange(len(self.rows), device=hidden.device), verdict.accepted]
 
+        self.rounds_by_steps[draft.steps] += 1
         proposed, accepted = draft.lengths.tolist(), verdict.accepted.tolist()
         siblings = (draft.proposed - draft.lengths).tolist()
         emitted = torch.cat((ids, verdict.token[:, None]), dim=1).tolist()
@@ -267,8 +292,10 @@ class Decoder:
         row = self.rows[slot]
         if not row.finish_reason:
             return
-        outputs[row.index] = row.output()
-        outputs[row.index].account.check()
+        output = row.output()
+        output.account.check()
+        if row.index != REPEAT:
+            outputs[row.index] = output
         final = len(self.rows) - 1
         if slot != final:
             self.rows[slot] = self.rows[final]

@@ -140,6 +140,9 @@ class MedusaDrafter(ModelDrafter):
     def next(self, token: Tensor, step: int, state: DraftState) -> Tensor:
         return self.logits[:, step]
 
+    def timed_reading(self, length: int) -> Callable[[], Any]:
+        return lambda: None
+
     def timed_steps(self, batch_size: int, position: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """All heads at once, and nothing after them."""
         hidden = torch.ones(batch_size, self.heads.config.hidden_size, dtype=self.heads.dtype)

@@ -33,6 +33,18 @@ class States:
 
 
 @dataclass
+class Seconds:
+    """Where a row's time went, wall clock."""
+
+    prefill: float = 0.0
+    """Up to its first token, from when its turn came."""
+    decode: float = 0.0
+    """Of the rounds that it took part in, which gave the tokens after that."""
+    share: float = 0.0
+    """The same, each round split evenly among its rows: adds up to the decoder's seconds."""
+
+
+@dataclass
 class Output:
     """One finished row."""
 
@@ -50,6 +62,7 @@ class Output:
     """Accepted drafts that each rule would have had on average (see `Account.expected`)."""
     siblings: int = 0
     """Drafts of trees that stood beside their longest paths."""
+    seconds: Seconds = field(default_factory=Seconds)
 
     @property
     def account(self) -> Account:
@@ -68,6 +81,7 @@ class Row:
     states: States = field(default_factory=States)
     expected: dict[str, float] = field(default_factory=dict)
     siblings: int = 0
+    seconds: Seconds = field(default_factory=Seconds)
     finish_reason: str | None = None
 
     @property
@@ -95,4 +109,5 @@ class Row:
             self.states,
             self.expected,
             self.siblings,
+            self.seconds,
         )

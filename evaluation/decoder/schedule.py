@@ -6,8 +6,7 @@ where drafting loses. A batch that empties drafts more towards its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from data.errors import UserError
 
@@ -24,13 +23,6 @@ class Schedule:
                 f"a schedule of drafts is {dict(by_rows)}; give drafts, 0 or more, by rows, 1 or more."
             )
         self.by_rows = sorted(by_rows.items())
-
-    @classmethod
-    def of_best(cls, best: Iterable[Mapping[str, Any]]) -> Schedule:
-        """From the best K per batch size of `evaluation.cost_model.predict`."""
-        return cls(
-            {row["batch_size"]: row["num_speculative_tokens"] if row["speculate"] else 0 for row in best}
-        )
 
     @property
     def most(self) -> int:

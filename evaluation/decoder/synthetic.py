@@ -47,9 +47,13 @@ class SyntheticDecoder(Decoder):
         self.judge = SyntheticJudge(self.judge, torch.tensor(rates[:most], dtype=torch.float64))
 
     def generate(
-        self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None = None
+        self,
+        requests: Sequence[Request],
+        on_tokens: Callable[[int], None] | None = None,
+        *,
+        keep_full: bool = False,
     ) -> list[Output]:
-        outputs = super().generate(requests, on_tokens)
+        outputs = super().generate(requests, on_tokens, keep_full=keep_full)
         return [
             replace(output, tokens=[PLACEHOLDER] * len(output.tokens), finish_reason=FINISH_REASON)
             for output in outputs

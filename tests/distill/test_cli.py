@@ -43,6 +43,7 @@ def distill(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
         ([], "COMMAND"),
         (["run", "smoke", "--fast"], "--fast"),
         (["evaluate", "smoke", "--require", "speedup=2"], "speedup>=1.5"),
+        (["evaluate", "smoke", "--require", "nosuch>=1"], "no measure is called nosuch"),
         (["promote"], "candidate"),
         (["promote", ""], "'' names no candidate"),  # `make promote` without CANDIDATE
         (["bench", "alignment", "smoke", "--tokens", "-5"], "--tokens -5: give"),
@@ -119,6 +120,47 @@ cli._compare = full
     assert ("Traceback" in done.stderr) is not mends
     if mends:
         assert "runs/x" in done.stderr and "run the same command to resume" in done.stderr
+
+
+LEFT = """
+import os
+def much(options):
+    if %r:
+        raise BrokenPipeError("a worker's pipe")
+    print("x" * 100000)
+    return {"answer": "x" * 100000}, 0
+cli._compare = much
+"""
+
+
+@pytest.mark.parametrize("words", [["compare"], ["compare", "--json"]])
+def test_it_ends_quietly_where_the_reader_leaves(words: list[str]) -> None:
+    done = unread(LEFT % False, words)
+    assert (done.returncode, done.stderr) == (141, "x" * 100000 + "\n" if "--json" in words else "")
+
+
+def test_another_broken_pipe_is_a_fault() -> None:
+    done = distill("compare", code=LEFT % True)
+    assert done.returncode == 1 and "a worker's pipe" in done.stderr
+
+
+def unread(code: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the command line with a stdout that nobody reads any more."""
+    program = f"import sys\nfrom distill import cli\n{code}\nsys.exit(cli.main({words!r}))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writing)
 
 
 SLEEP = """

@@ -6,6 +6,8 @@ import pytest
 
 from data.errors import UserError
 from distill.gate import parse, unmet
+from evaluation.measures import candidate_metrics, is_measure
+from tests.evaluation.test_report import evaluation
 from tests.evaluation.test_selection import EVALUATION
 
 
@@ -48,6 +50,20 @@ def test_a_requirement_that_cannot_be_read_is_refused(text: str) -> None:
         parse(text)
 
 
-def test_an_unknown_measure_is_refused_with_its_neighbours() -> None:
-    with pytest.raises(UserError, match="near it: speed/speedup"):
-        failing("speed/speeduq>=1")
+@pytest.mark.parametrize("name", ["speed/speeduq", "nosuch", "acceptance/seen/t0/json", "lossless/held"])
+def test_an_unknown_measure_is_refused_before_anything_is_measured(name: str) -> None:
+    with pytest.raises(UserError, match="no measure is called") as refused:
+        parse(f"{name}>=1")
+    assert name != "speed/speeduq" or "near it: speed/speedup" in str(refused.value)
+
+
+def test_a_measure_that_was_not_taken_is_not_met() -> None:
+    (reason,) = failing("speed/seen/tree/k4/speedup>=1")
+    assert reason.startswith("speed/seen/tree/k4/speedup>=1 is required: this recipe does not measure it")
+
+
+def test_every_measure_may_be_required_by_its_name() -> None:
+    other = [{**EVALUATION["decode"][0], "batch_size": 4, "ttft_ms_p50": 1.0, "bugs": 0}]
+    gap = {"greedy": {"full": 0.5, "gap": {"mean": 0.1}}}
+    names = candidate_metrics(evaluation(decode=EVALUATION["decode"], batches=other, quantization=gap))
+    assert len(names) > 40 and [name for name in names if not is_measure(name)] == []

@@ -43,7 +43,7 @@ def test_each_kind_is_trained_measured_registered_and_exported(
 ) -> None:
     from distill.models import load_drafter
     from evaluation.decoder.kinds import kind_of
-    from evaluation.selection import candidates
+    from evaluation.registry import candidates
     from evaluation.store import tracking_uri
 
     result = results[kind]

@@ -170,7 +170,7 @@ def test_everything_is_measured_registered_and_exported(straight: Result, runs: 
     from transformers import AutoModelForCausalLM
 
     from distill.candidates import resolve_candidate
-    from evaluation.selection import candidates
+    from evaluation.registry import candidates
     from evaluation.store import tracking_uri
 
     assert list(straight.outcomes) == list(NEEDS["run"])
@@ -240,11 +240,11 @@ def test_without_a_certificate_nothing_is_measured_or_moved(
     from dataclasses import replace
 
     from distill import promote as module
-    from evaluation import selection
+    from evaluation import registry
 
-    read = selection.candidates
+    read = registry.candidates
     monkeypatch.setattr(
-        selection, "candidates",
+        registry, "candidates",
         lambda uri: [replace(row, lossless=None, champion=False) for row in read(uri)],
     )  # fmt: skip
     monkeypatch.setattr(module, "measure", lambda *_: pytest.fail("measured without a certificate"))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from data.files import write_json
-from distill.pipeline import Result
 from distill.recipe import load_recipe
+from distill.result import Result
 from distill.stages import Stage, run_stage
 from distill.summary import advice, export_lines, print_summary
 from evaluation.verdict import verdict, why

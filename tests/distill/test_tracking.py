@@ -11,6 +11,8 @@ import pytest
 
 from data.errors import UserError
 from distill.candidates import drafter_digest, resolve_candidate
+from distill.preflight import check
+from distill.recipe import load_recipe
 from distill.redact import MAX_VALUE, flatten, redact, safe_name
 from distill.tracking import Candidate, Tracker, end_killed
 from evaluation.store import open_client, tracking_uri
@@ -314,3 +316,25 @@ def test_many_params_and_metrics_go_in_batches(runs: Path) -> None:
         tracker.log_metrics({f"m{i}": float(i) for i in range(1100)})
     data = tracker.client.get_run(tracker.run_id).data
     assert (len(data.params), len(data.metrics)) == (250, 1100)
+
+
+def test_preflight_knows_a_candidate_that_is_missing_or_unfinished(
+    runs: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTILL_RUNS", str(runs))
+    with Tracker.start({}, "wanted", "random:2", runs) as tracker:
+        done = register(tracker, drafter, "wanted").model_id
+    with pytest.raises(RuntimeError), Tracker.start({}, "lost", "random:2", runs) as tracker:
+        lost = register(tracker, drafter, "lost").model_id
+        raise RuntimeError
+
+    def said(reference: str) -> str | None:
+        overrides = [f"draft.init.from=models:/{reference}", "draft.init.layers=null"]
+        items = check(load_recipe("smoke", overrides), runs).items
+        return next((item.text for item in items if item.what == "drafter" and item.level == "blocks"), None)
+
+    assert said("wanted/1") is said(done) is None
+    assert "did not finish" in str(said(lost))
+    assert "There is no candidate models:/nosuch@champion" in str(said("nosuch@champion"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert "no MLflow server answers" in str(said(done))

@@ -434,6 +434,9 @@ def test_the_best_drafter_is_saved_and_nothing_else_is_left(
     assert {call[1] for call in calls} == {result.steps} and calls[-1][2] == result.tokens >= 300
     assert {"loss", "train_sampled", "sampled", "argmax", "greedy"} <= set(calls[-1][3])
     assert [check["step"] for check in result.history] == [0, *check_steps(result.steps)]
+    steps = [entry["step"] for entry in result.losses]
+    assert steps == sorted(set(steps)) and steps[-1] <= result.steps and len(steps) > 2
+    assert all(entry["loss"] > 0 for entry in result.losses)
     assert result.best["sampled"] == max(check["sampled"] for check in result.history)
     from evaluation.acceptance import teacher_forced
 

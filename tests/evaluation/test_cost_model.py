@@ -3,14 +3,16 @@
 import pytest
 
 from evaluation.cost_model import (
+    best_count,
     break_even_acceptance,
     chain_or_tree,
     measure_by_batch,
     predict,
+    predict_speedup,
+    reading_cost,
     round_cost,
     stops_paying_at,
     time_shares,
-    tokens_per_call,
 )
 from evaluation.decoder.drafters import DraftModel
 from tests.evaluation.decoder.tiny_models import llama
@@ -21,13 +23,16 @@ COSTS = {
     "first_draft_step_ms": 2.0,
     "cost_ratio": 0.1,
     "verify_overhead": {"2": 0.2, "4": 0.6},
+    "batch_size": 1,
+    "draft_reading_ms": 5.0,
 }
-
-
-def test_tokens_per_call_is_the_sum_of_the_chances_to_get_there() -> None:
-    assert tokens_per_call([0.8, 0.5], 2) == pytest.approx(1 + 0.8 + 0.4)
-    assert tokens_per_call([0.8, 0.5], 0) == 1.0
-    assert tokens_per_call([0.5, None], 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)  # the last one known
+FORETOLD = {
+    count: {
+        "tokens_per_target_call": sum(0.7**i for i in range(count + 1)),
+        "rounds_per_text": 20 / (count + 1),
+    }
+    for count in range(5)
+}
 
 
 def test_the_cost_of_a_round_in_target_steps() -> None:
@@ -35,13 +40,39 @@ def test_the_cost_of_a_round_in_target_steps() -> None:
     assert round_cost(COSTS, 2) == pytest.approx(1 + 0.2 + 0.1 + 0.2)
     assert round_cost(COSTS, 3) == pytest.approx(1 + 0.2 + 0.2 + 0.4)  # halfway between measured widths
     assert round_cost(COSTS, 1) == pytest.approx(1 + 0.2 + 0.1)
+    assert round_cost(COSTS, 2, 0.05) == pytest.approx(1 + 2 * 0.05 + 0.2)
+    assert round_cost(COSTS, 2, 0.0) == pytest.approx(1 + 0.2)
+
+
+def test_reading_a_prompt_holds_up_the_whole_batch() -> None:
+    assert reading_cost(COSTS) == pytest.approx(0.5)
+    assert reading_cost({**COSTS, "batch_size": 4}) == pytest.approx(2.0)
+    plain = predict_speedup(3.0, COSTS, [0, 0, 7])
+    read = predict_speedup(3.0, COSTS, [0, 0, 7], rounds_per_text=10)
+    assert 3 / read == pytest.approx(3 / plain + 0.05)
+    assert predict_speedup(1.0, COSTS, [7], rounds_per_text=10, cost_ratio=0.0) == 1.0  # a look-up's
+
+
+def test_the_prediction_follows_the_cost_model() -> None:
+    costs = {
+        "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 2.0, "cost_ratio": 0.1,
+        "verify_overhead": {"1": 0.1, "2": 0.2, "3": 0.4, "4": 0.5},
+    }  # fmt: skip
+    only_four = [0, 0, 0, 0, 7]
+    assert predict_speedup(4.0, costs, only_four) == pytest.approx(4 / (1 + 0.2 + 3 * 0.1 + 0.5))
+    assert predict_speedup(4.0, costs, only_four, cost_ratio=0.05) == pytest.approx(4 / (1 + 4 * 0.05 + 0.5))
+    mixed = [1, 0, 1, 0, 2]  # a round without drafts costs one target step
+    cost = (1 + (1 + 0.2 + 0.1 + 0.2) + 2 * (1 + 0.2 + 0.3 + 0.5)) / 4
+    assert predict_speedup(3.0, costs, mixed) == pytest.approx(3 / cost)
+    beside = 6 * 0.4 / 3 / 4  # a column costs most, on average, where the forward is 3 wide
+    assert predict_speedup(3.0, costs, mixed, siblings=6) == pytest.approx(3 / (cost + beside))
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_at_the_break_even_acceptance_nothing_is_gained_or_lost(count: int) -> None:
     rate = break_even_acceptance(COSTS, count)
     assert rate is not None
-    assert tokens_per_call([rate] * count, count) == pytest.approx(round_cost(COSTS, count))
+    assert sum(rate**i for i in range(count + 1)) == pytest.approx(round_cost(COSTS, count))
 
 
 def test_where_even_full_acceptance_does_not_pay_there_is_no_break_even() -> None:
@@ -52,7 +83,7 @@ def test_where_even_full_acceptance_does_not_pay_there_is_no_break_even() -> Non
 
 def test_the_best_k_falls_to_none_as_batches_grow() -> None:
     dear = {**COSTS, "batch_size": 16, "verify_overhead": {"2": 3.0, "4": 6.0}}
-    found = predict([{**COSTS, "batch_size": 1}, dear], [0.7] * 4, range(5))
+    found = predict([COSTS, dear], FORETOLD, {})
     assert [(row["batch_size"], row["speculate"]) for row in found["best"]] == [(1, True), (16, False)]
     assert found["best"][1]["num_speculative_tokens"] == 0 and found["best"][1]["speedup"] == 1.0
     assert [row["chain"] for row in found["best"]] == [False, True]  # a column costs .15 and 1.5 steps
@@ -62,7 +93,9 @@ def test_the_best_k_falls_to_none_as_batches_grow() -> None:
     )
     assert chain_or_tree(found["best"][1:]).startswith("A chain is better")
     assert len(found["table"]) == 2 * 5
-    halved = predict([{**COSTS, "batch_size": 1}], [0.7] * 4, range(5), handicap=0.5)
+    assert best_count(found["table"], 16) == 1  # what to race there all the same
+    halved = predict([COSTS, dear], FORETOLD, {1: 0.5})
+    assert halved["best"][1]["speedup"] == 1.0
     assert halved["best"][0]["speedup"] == pytest.approx(found["best"][0]["speedup"] / 2)
     assert 1 < found["stops_paying_at"] <= 16
 
@@ -78,12 +111,11 @@ def test_the_crossing_lies_between_two_batch_sizes_on_a_log_scale() -> None:
 
 
 def test_time_shares_add_up_and_follow_the_rounds() -> None:
-    shares = time_shares(COSTS, [1, 0, 3])
-    total = 4 + 3 * 0.3 + 3 * 0.2
+    shares = time_shares(COSTS, [1, 0, 3], 4.0)
+    total = 4 + (3 * 0.3 + 0.5) + 3 * 0.2
     assert shares == pytest.approx(
-        {"target_step": 4 / total, "drafting": 0.9 / total, "wider_check": 0.6 / total}
+        {"target_step": 4 / total, "drafting": 1.4 / total, "wider_check": 0.6 / total}
     )
-    assert time_shares(COSTS, [5]) == {"target_step": 1.0, "drafting": 0.0, "wider_check": 0.0}
 
 
 def test_costs_are_measured_for_every_batch_size() -> None:

@@ -16,8 +16,8 @@ OUTPUTS = [output([(2, 1)] * 4) for _ in range(6)]
 
 def test_a_difference_is_paired_by_prompt() -> None:
     plain = timing([4.0, 8.0, 2.0, 6.0, 4.0, 1.0], OUTPUTS)
-    fast = timing([seconds / 2 for seconds in plain.decode_seconds], OUTPUTS)
-    slow = timing([seconds / 1.6 for seconds in plain.decode_seconds], OUTPUTS)
+    fast = timing([seconds / 2 for seconds in plain.seconds], OUTPUTS)
+    slow = timing([seconds / 1.6 for seconds in plain.seconds], OUTPUTS)
     gap = difference(plain, fast, slow, seed=0)  # prompts differ eightfold, the ratio not at all
     assert gap == pytest.approx({"mean": 0.4, "low": 0.4, "high": 0.4})
     noisy = timing([2.5, 3.0, 1.5, 2.5, 3.0, 0.4], OUTPUTS)

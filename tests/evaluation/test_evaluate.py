@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from data.records import Samples, open_samples, write_shard
+from evaluation.contestants import contestants
 from evaluation.decoder.drafters import DraftModel
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampler import BuiltinSampler
@@ -17,7 +18,6 @@ from evaluation.evaluate import (
     ServingConfig,
     best_row,
     run,
-    schedule_of,
     summarise_speed,
 )
 from evaluation.measurements import Evaluation
@@ -130,25 +130,29 @@ def row(count: int, mean: float, split: str = "seen", drafter: str = "model") ->
     interval = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
     return {
         "drafter": drafter, "split": split, "num_speculative_tokens": count, "speedup": interval,
-        "tokens_per_target_call": {"mean": 4.0}, "rounds_by_proposed": [0] * count + [9], "siblings": 0,
-        "conditional_acceptance": [0.8] * count,
+        "tokens_per_target_call": {"mean": 4.0}, "rounds_by_steps": [0] * count + [9], "siblings": 0,
+        "conditional_acceptance": [0.8] * count, "rounds_per_text": 5.0,
     }  # fmt: skip
 
 
 COSTS = {
     "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 1.0, "cost_ratio": 0.1,
     "verify_overhead": {str(count): 0.1 * count for count in range(1, 9)},
+    "batch_size": 1, "draft_reading_ms": 2.0,
 }  # fmt: skip
-BY_BATCH = [{"batch_size": 1, **COSTS}]
+FORETOLD = {count: {"tokens_per_target_call": 1 + 0.5 * count, "rounds_per_text": 10.0} for count in range(9)}
+
+
+def summary(rows: list[dict], theirs: float | None) -> dict:
+    decoded = {"seen": {"plain": {"tokens_per_second": 10.0}, "rows": rows}}
+    return summarise_speed(decoded, COSTS, [COSTS], FORETOLD, theirs)
 
 
 def test_speedup_is_over_the_fastest_plain_path() -> None:
-    decoded = {
-        "seen": {"plain": {"tokens_per_second": 10.0}, "rows": [row(4, 2.0), row(4, 2.0, drafter="adaptive")]}
-    }
-    slower = summarise_speed(decoded, COSTS, BY_BATCH, theirs=5.0)
+    rows = [row(4, 2.0), row(4, 2.0, drafter="adaptive")]
+    slower = summary(rows, 5.0)
     assert slower["decode"][0]["speedup"]["mean"] == 2.0 and slower["plain"]["fastest"] == "ours"
-    faster = summarise_speed(decoded, COSTS, BY_BATCH, theirs=20.0)
+    faster = summary(rows, 20.0)
     assert (
         faster["decode"][0]["speedup"]["mean"] == 1.0 and faster["plain"]["fastest"] == "transformers_static"
     )
@@ -165,9 +169,7 @@ def test_the_best_row_is_the_drafters_fastest_on_seen_templates() -> None:
 
 def test_the_headline_is_decided_beforehand_and_the_best_fixed_k_named_beside_it() -> None:
     rows = [row(4, 1.9), row(8, 1.2), row(8, 1.8, drafter="adaptive")]
-    best = summarise_speed(
-        {"seen": {"plain": {"tokens_per_second": 1.0}, "rows": rows}}, COSTS, BY_BATCH, None
-    )["best"]
+    best = summary(rows, None)["best"]
     assert (best["drafter"], best["num_speculative_tokens"]) == ("adaptive", 8)
     assert best["fixed_num_speculative_tokens"] == 4
 
@@ -180,7 +182,7 @@ def test_impossible_numbers_of_drafts_are_refused(counts: list[int]) -> None:
 
 def test_runner_room_covers_prompt_answer_and_drafts(samples: Samples) -> None:
     plan = evaluation(samples, DraftModel(llama(9)))
-    longest = max(len(request.prompt) for group in plan.groups("seen") for request in group)
+    longest = max(len(request.prompt) for request in plan.prompts("seen").values())
     assert isinstance(plan.runner, Runner) and plan.runner.length >= longest + 10 + 3
 
 
@@ -193,31 +195,20 @@ def test_a_tree_races_where_it_is_asked_for_and_may_pay(
         "batch_size": 1, "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 1.0,
         "cost_ratio": 0.1, "verify_overhead": {"1": 0.02, "2": 0.05, "3": 0.1},
     }  # fmt: skip
-    rows = plan.decode("seen", 1, costs, lambda: None)["rows"]
+    rows = plan.decode("seen", costs, [3], lambda: None)["rows"]
     assert [row["drafter"] for row in rows] == ["model", "adaptive", "tree", "ngram"]
     chain, tree = rows[1:3]
     assert tree["siblings"] > 0 == chain["siblings"]
     assert tree["identical_outputs"] == tree["prompts"] == 4
     assert tree["tokens_per_target_call"]["mean"] > chain["tokens_per_target_call"]["mean"]
     dear = {**costs, "verify_overhead": {"1": 0.5, "2": 1.0, "3": 1.5}}
-    assert "tree 3" not in plan.decoders(dear, 1)
+    assert "tree 3" not in contestants(plan, dear, [3])
 
 
-def test_k_by_batch_races_where_the_cost_model_lets_it_draft(samples: Samples) -> None:
-    plan = Evaluation(llama(0), [7], DraftModel(llama(9)), samples, CONFIG, ServingConfig(), seed=0)
-    best = [
-        {"batch_size": 1, "num_speculative_tokens": 3, "speculate": True},
-        {"batch_size": 2, "num_speculative_tokens": 3, "speculate": False},
-    ]
-    schedule = schedule_of(best)
-    assert schedule is not None and schedule_of(best[1:]) is None
-    rows = plan.decode("seen", 2, plan.costs(), lambda: None, schedule)["rows"]
-    (row,) = [row for row in rows if row["drafter"] == "scheduled"]
-    assert row["bugs"] == 0 and row["num_speculative_tokens"] == 3
-    assert row["rounds_by_proposed"][0] > 0  # rounds that two rows shared
-
-
-def test_other_batch_sizes_are_measured_on_the_headline_split(samples: Samples, tmp_path: Path) -> None:
+def test_other_batch_sizes_are_measured_on_the_headline_split(
+    samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evaluation.decoder.linear.int8_works", lambda: False)  # else matches are only alike
     config = EvaluateConfig(prompts=3, num_speculative_tokens=[2], max_new_tokens=6, batch_sizes=[1, 2])
     plan = Evaluation(llama(0), [7], DraftModel(llama(9)), samples, config, ServingConfig(), seed=0)
     heard: list[int] = []
@@ -229,10 +220,15 @@ def test_other_batch_sizes_are_measured_on_the_headline_split(samples: Samples, 
         directory=tmp_path,
         on_group=lambda: heard.append(1),
     )
-    assert plan.batches() == len(heard) == 3 + 3 + 2  # 1 is the serving batch size: measured already
-    assert {(row["split"], row["batch_size"]) for row in result["batches"]} == {("seen", 2)}
-    assert all(row["bugs"] == 0 for row in result["batches"])
-    scheduled = [row for row in result["batches"] if row["drafter"] == "scheduled"]
-    assert bool(scheduled) == (schedule_of(result["cost_model"]["best"]) is not None)
+    assert plan.batches() == len(heard) == 3 + 3 + 1  # 1 is the serving batch size: measured already
+    assert {(row["split"], row["batch_size"], row["drafter"]) for row in result["batches"]} == {
+        ("seen", 2, "model")
+    }
+    assert all(row["bugs"] == 0 and row["predicted_speedup"] > 0 for row in result["batches"])
+    by_k = {
+        row["num_speculative_tokens"]: row["tokens_per_target_call"] for row in result["cost_model"]["table"]
+    }
+    fixed = next(row for row in result["decode"] if row["drafter"] == "model" and row["split"] == "seen")
+    assert by_k[0] == 1.0 and by_k[2] == pytest.approx(fixed["tokens_per_target_call"]["mean"])
     assert {costs["batch_size"] for costs in result["cost_model"]["costs"]} == {1, 2, 4, 16}
     assert {row["by"] for row in result["acceptance_curves"]} == {"block", "answer", "entropy"}

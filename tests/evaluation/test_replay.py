@@ -4,9 +4,12 @@ import random
 from math import prod
 
 import pytest
+import torch
 
+from evaluation.acceptance import AcceptanceTable
 from evaluation.decoder.engine import Output, States
-from evaluation.replay import compare, excess, replay
+from evaluation.replay import compare, draft_matches, excess, replay, rounds_by_count
+from tests.data.test_records import record
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,34 @@ def test_each_draft_of_a_round_has_its_own_matches() -> None:
 
 def test_the_first_token_comes_from_the_prefill() -> None:
     assert replay(["00110"], 2) == replay(["10110"], 2)
+
+
+def test_rounds_of_whole_texts_at_each_number_of_drafts() -> None:
+    texts = [["1101100"], ["1000"], ["1"]]  # 6 tokens in 3 rounds, 3 in 3, none
+    assert rounds_by_count(texts, [0, 4]) == {
+        0: {"tokens_per_target_call": 1.0, "rounds_per_text": 4.5},
+        4: {"tokens_per_target_call": 9 / 6, "rounds_per_text": 3.0},
+    }
+
+
+def test_matches_are_certain_where_greedy_and_drawn_with_their_chance_elsewhere() -> None:
+    length = 4000
+    cold, warm = (
+        record([5] * (length + 1), 1, prompt_id=str(temperature), temperature=temperature)
+        for temperature in (0.0, 1.0)
+    )
+    sample = torch.tensor([0] * length + [1] * length)
+    greedy = (torch.arange(2 * length) % 2).float()
+    table = AcceptanceTable(torch.full((2 * length,), 0.7), torch.full((2 * length,), 0.2), greedy, sample)
+
+    def told(measure: str, temperature: float) -> dict[str, str]:
+        found = draft_matches([table], [cold, warm], measure, temperature, seed=0)  # type: ignore[arg-type]
+        return {name: each["matches"][0] for name, each in found.items()}
+
+    assert told("greedy", 0.0) == {"0.0": "01" * (length // 2)}
+    for measure, chance in (("sampled", 0.7), ("argmax", 0.2)):
+        ((name, drawn),) = told(measure, 0.8).items()  # of the samples next to it
+        assert name == "1.0" and drawn.count("1") / length == pytest.approx(chance, abs=0.05)
 
 
 TOLD = {str(i): {"tokens": [1, 2, 3, 4, 5, 6, 7], "matches": ["1101100"]} for i in range(20)}

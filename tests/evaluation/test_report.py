@@ -161,11 +161,18 @@ def browse(page: Path, *options: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([*base, *options, page.as_uri()], capture_output=True, timeout=120, check=True)
 
 
+def comparison() -> str:
+    rows = [row("lead", 2.0, name=f"demo {ATTACK}"), row("other", 1.0, data_digest="d2")]
+    return comparison_page(rank(rows))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-def test_in_a_browser(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["candidate", "comparison"])
+def test_in_a_browser(page: str, kind: str, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
+    shown, plots = (page, 8) if kind == "candidate" else (comparison(), 2)
     path = tmp_path / "report.html"
     # The test's own script measures the laid-out page; the page's policy would forbid it.
     probe = """<script>addEventListener('load', () => {
@@ -174,13 +181,15 @@ def test_in_a_browser(page: str, tmp_path: Path) -> None:
       document.body.dataset.overflow = document.documentElement.scrollWidth > innerWidth;
       document.body.dataset.requests = performance.getEntriesByType('resource').length;
     })</script>"""
-    path.write_text(re.sub(r"<meta http-equiv.*?>", "", page).replace("</body>", probe + "</body>"))
+    path.write_text(re.sub(r"<meta http-equiv.*?>", "", shown).replace("</body>", probe + "</body>"))
+    title = "Drafter demo &lt;script&gt;" if kind == "candidate" else "Drafters compared"
     for width in ("1200", "420"):
         dom = browse(path, "--dump-dom", f"--window-size={width},900").stdout.decode()
         body = dom[dom.index("<body") : dom.index("<header>")]
-        assert body.split() == ["<body", 'data-drawn="8"', 'data-overflow="false"', 'data-requests="0">']
-        assert "<title>Drafter demo &lt;script&gt;" in dom  # the attack did not run
-    path.write_text(page)
+        wanted = [f'data-drawn="{plots}"', 'data-overflow="false"', 'data-requests="0">']
+        assert body.split() == ["<body", *wanted]
+        assert f"<title>{title}" in dom  # the attack did not run
+    path.write_text(shown)
     corners = {}
     for mode, value in (("light", "1"), ("dark", "0")):
         shot = tmp_path / f"{mode}.png"

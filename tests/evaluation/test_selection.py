@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from evaluation.measures import candidate_metrics, candidate_params, headline_acceptance
-from evaluation.selection import CandidateRow, candidates, newest, rank, render, select, to_json
+from evaluation.registry import CandidateRow, candidates
+from evaluation.selection import newest, rank, render, select, to_json
 from evaluation.store import open_client
 
 

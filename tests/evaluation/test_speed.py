@@ -1,9 +1,13 @@
 """What is computed from measured times and rounds; no absolute time is asserted."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from evaluation.decoder.drafters import DraftModel, ModelDrafter
 from evaluation.decoder.engine import Decoder, Output, Request, States
+from evaluation.decoder.rows import Seconds
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 from evaluation.speed import (
@@ -13,7 +17,6 @@ from evaluation.speed import (
     drafting,
     latencies,
     measure_costs,
-    predict_speedup,
     race,
     sibling_cost,
     sibling_threshold,
@@ -29,7 +32,9 @@ def output(rounds: list[tuple[int, int]], truncated: int = 0) -> Output:
 
 
 def timing(seconds: list[float], outputs: list[Output]) -> Timing:
-    return Timing([0.1] * len(seconds), seconds, [[item] for item in outputs])
+    pairs = zip(seconds, outputs, strict=True)
+    timed = [replace(item, seconds=Seconds(0.1, spent, spent)) for spent, item in pairs]
+    return Timing(timed, Counter(proposed for item in outputs for proposed, _ in item.rounds))
 
 
 def test_speedup_is_the_ratio_of_seconds_for_the_same_tokens() -> None:
@@ -50,7 +55,8 @@ def test_acceptance_by_position_counts_only_what_was_reached() -> None:
     assert result["conditional_acceptance"] == [3 / 4, 1 / 2, 1.0]
     assert result["unconditional_acceptance"] == [3 / 4, 1 / 3, 1 / 3]
     assert result["acceptance_rate"] == 5 / 10
-    assert result["rounds_by_proposed"] == [0, 1, 0, 3]
+    assert result["rounds_by_proposed"] == result["rounds_by_steps"] == [0, 1, 0, 3]
+    assert result["rounds_per_text"] == 4
     assert result["tokens_per_target_call"]["mean"] == pytest.approx(9 / 4)
 
 
@@ -58,21 +64,6 @@ def test_plain_decoding_emits_one_token_per_target_call() -> None:
     result = drafting(timing([1.0], [output([(0, 0)] * 5)]), 1, seed=0)
     assert result["tokens_per_target_call"]["mean"] == 1.0
     assert result["conditional_acceptance"] == [None]
-
-
-def test_the_prediction_follows_the_cost_model() -> None:
-    costs = {
-        "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 2.0, "cost_ratio": 0.1,
-        "verify_overhead": {"1": 0.1, "2": 0.2, "3": 0.4, "4": 0.5},
-    }  # fmt: skip
-    only_four = [0, 0, 0, 0, 7]
-    assert predict_speedup(4.0, costs, only_four) == pytest.approx(4 / (1 + 0.2 + 3 * 0.1 + 0.5))
-    assert predict_speedup(4.0, costs, only_four, cost_ratio=0.05) == pytest.approx(4 / (1 + 4 * 0.05 + 0.5))
-    mixed = [1, 0, 1, 0, 2]  # a round without drafts costs one target step
-    cost = (1 + (1 + 0.2 + 0.1 + 0.2) + 2 * (1 + 0.2 + 0.3 + 0.5)) / 4
-    assert predict_speedup(3.0, costs, mixed) == pytest.approx(3 / cost)
-    beside = 6 * 0.4 / 3 / 4  # a column costs most, on average, where the forward is 3 wide
-    assert predict_speedup(3.0, costs, mixed, siblings=6) == pytest.approx(3 / (cost + beside))
 
 
 def test_drafting_on_pays_less_the_dearer_a_draft_is() -> None:
@@ -104,10 +95,33 @@ def test_a_race_times_the_same_work_for_everyone() -> None:
     groups = [[Request([1, 2, i], 12)] for i in range(3)]
     timings = race(decoders, groups, lambda: heard.append(1))
     assert len(heard) == 3
-    assert timings["plain"].decoded_tokens == timings["self"].decoded_tokens == [11, 11, 11]
-    assert [g[0].tokens for g in timings["plain"].outputs] == [g[0].tokens for g in timings["self"].outputs]
-    assert len(timings["self"].outputs[0][0].rounds) < len(timings["plain"].outputs[0][0].rounds)
+    assert timings["plain"].tokens == timings["self"].tokens == [11, 11, 11]
+    assert [o.tokens for o in timings["plain"].outputs] == [o.tokens for o in timings["self"].outputs]
+    assert len(timings["self"].outputs[0].rounds) < len(timings["plain"].outputs[0].rounds)
     assert all(value > 0 for value in latencies(timings["plain"]).values())
+    assert timings["plain"].rounds_by_steps == {0: 33}
+
+
+def test_a_race_of_batches_is_run_under_steady_load() -> None:
+    runner = Runner(llama(0), 3, 64)
+    decoders = {"plain": Decoder(runner, eos_ids=[], options=SamplingOptions())}
+    asked = [Request([1, 2, number], length) for number, length in enumerate((4, 9, 5, 20))]
+    timings = race(decoders, [asked], lambda: None)["plain"]
+    assert timings.tokens == [3, 8, 4, 19]
+    for output in timings.outputs:  # three rows shared each round of every answer, the last one's too
+        assert output.seconds.share == pytest.approx(output.seconds.decode / 3)
+    assert sum(timings.seconds) < decoders["plain"].decode_seconds  # the rest is the repeats'
+    decoders["plain"].generate(asked)
+    drained = decoders["plain"].generate(asked)
+    assert drained[3].seconds.share > 1.5 * drained[3].seconds.decode / 3
+    assert sum(o.seconds.share for o in drained) == pytest.approx(decoders["plain"].decode_seconds)
+
+
+def test_latencies_are_those_of_answers() -> None:
+    timed = timing([2.0, 9.0], [output([(0, 0)] * 4), output([(0, 0)] * 9)])
+    assert latencies(timed) == pytest.approx(
+        {"ttft_ms_p50": 100, "ttft_ms_p95": 100, "tpot_ms_p50": 750, "tpot_ms_p95": 975}
+    )
 
 
 def test_costs_are_measured_for_every_width() -> None:
@@ -115,4 +129,5 @@ def test_costs_are_measured_for_every_width() -> None:
     drafter = ModelDrafter(DraftModel(llama(1, num_hidden_layers=1)), runner, SamplingOptions())
     costs = measure_costs(runner, drafter, range(1, 5), batch_size=1)
     assert set(costs["verify_overhead"]) == {"1", "2", "3", "4"}
+    assert costs["draft_reading_ms"] > 0 and costs["batch_size"] == 1
     assert costs["cost_ratio"] == pytest.approx(costs["draft_step_ms"] / costs["target_step_ms"])

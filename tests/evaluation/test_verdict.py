@@ -60,6 +60,23 @@ def test_it_says_from_which_batch_size_on_not_to(stops: float | None, said: str)
     assert "batch 9" not in verdict(evaluation(0.5, cost_model=model))
 
 
+def test_measured_batch_sizes_stand_before_predicted_ones() -> None:
+    def measured(size: int, mean: float) -> dict[str, Any]:
+        return {
+            "batch_size": size,
+            "num_speculative_tokens": 3,
+            "speedup": {"mean": mean, "low": mean - 0.1, "high": mean + 0.1},
+        }
+
+    model = {"stops_paying_at": 9.7, "costs": [{"batch_size": 1}, {"batch_size": 16}]}
+    told = verdict(evaluation(2.0, cost_model=model, batches=[measured(4, 1.5), measured(16, 1.05)]))
+    assert told.endswith(
+        "; it measured 1.50x with K = 3 at batch 4, 1.05x with K = 3 at batch 16; "
+        "do not speculate from batch 16 on."
+    )
+    assert "do not" not in verdict(evaluation(2.0, cost_model=model, batches=[measured(4, 1.5)]))
+
+
 def test_a_drafter_that_stops_early_is_named_as_such() -> None:
     told = evaluation(2.0)
     told["best"]["drafter"] = "adaptive"

@@ -15,14 +15,6 @@ def test_a_batch_takes_the_count_of_the_next_larger_size_that_was_measured() -> 
     assert schedule.most == 8
 
 
-def test_the_cost_models_best_makes_a_schedule_with_none_where_drafting_loses() -> None:
-    best = [
-        {"batch_size": 1, "num_speculative_tokens": 8, "speculate": True, "speedup": 1.9},
-        {"batch_size": 16, "num_speculative_tokens": 3, "speculate": False, "speedup": 0.8},
-    ]
-    assert Schedule.of_best(best).by_rows == [(1, 8), (16, 0)]
-
-
 @pytest.mark.parametrize("by_rows", [{}, {0: 3}, {1: -1}])
 def test_impossible_schedules_are_refused(by_rows: dict[int, int]) -> None:
     with pytest.raises(UserError, match="schedule of drafts"):
