@@ -4,6 +4,7 @@ Nothing is loaded or downloaded here.
 """
 
 import contextlib
+import http.client
 import importlib.metadata
 import importlib.util
 import os
@@ -178,7 +179,7 @@ def _check_tracking() -> Iterator[Finding]:
         urllib.request.urlopen(f"{plain.rstrip('/')}/health", timeout=TRACKING_SECONDS).close()
     except urllib.error.HTTPError:
         pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         text = (
             f"no MLflow server answers at {shown} ({redact(str(error))}): "
             "start it, or unset MLFLOW_TRACKING_URI"

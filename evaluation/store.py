@@ -22,8 +22,16 @@ _DATABASE = re.compile(
 
 
 def tracking_uri(runs_dir: Path) -> str:
-    """MLFLOW_TRACKING_URI where it is set, else the SQLite file under `runs_dir`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs_dir).resolve() / 'mlflow.db'}"
+    """MLFLOW_TRACKING_URI where it is set, else the SQLite file under `runs_dir`.
+
+    `UserError` where the folder's path would read as another one in such an address.
+    """
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        return uri
+    path = Path(runs_dir).resolve() / "mlflow.db"
+    if odd := re.search(r"%[0-9A-Fa-f]{2}|\?", str(path)):
+        raise UserError(f"MLflow cannot keep a database at {path}, for the {odd[0]}: set DISTILL_RUNS")
+    return f"sqlite:///{path}"
 
 
 def open_client(tracking_uri: str) -> MlflowClient:
@@ -55,7 +63,7 @@ def open_client(tracking_uri: str) -> MlflowClient:
         return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
     except Exception as error:
         said = database_fault(error)
-        if not said and not isinstance(error, (MlflowException, OSError)):
+        if not said and not isinstance(error, (MlflowException, OSError, ImportError)):
             raise
         raise UserError(f"{refused}: {said or error}") from error
 

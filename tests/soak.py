@@ -37,7 +37,7 @@ def measure(runs: Path) -> dict[str, float]:
     status = Path("/proc/self/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return {
-        "memory_mib": int(fields["VmRSS"].split()[0]) / 1024,
+        "memory_mib": int(fields["RssAnon"].split()[0]) / 1024,
         "open_files": len(list(Path("/proc/self/fd").iterdir())),
         "threads": int(fields["Threads"]),
         "disk_mib": sum(path.stat().st_size for path in runs.rglob("*") if _counts(path)) / (1 << 20),
