@@ -78,6 +78,7 @@ def commit_file(temporary: Path, path: Path) -> None:
     """Give a file that a library wrote under a temporary name its own: synced to disk, then renamed."""
     with temporary.open("rb") as stream:
         os.fsync(stream.fileno())
+    temporary.chmod(_usual_mode())  # safetensors makes files that only their owner can read
     temporary.replace(path)
     _sync_folder(path.parent)
 

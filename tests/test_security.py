@@ -240,7 +240,12 @@ def test_outputs_stay_in_the_runs_folder(tmp_path: Path) -> None:
 
 def test_what_is_written_is_the_owners_and_the_groups_as_the_umask_says(tmp_path: Path) -> None:
     files.write_atomic(tmp_path / "x", "x")
-    assert (tmp_path / "x").stat().st_mode & 0o111 == 0
+    (tmp_path / "y.tmp").write_text("y")
+    (tmp_path / "y.tmp").chmod(0o600)
+    files.commit_file(tmp_path / "y.tmp", tmp_path / "y")
+    (tmp_path / "usual").touch()
+    for name in ("x", "y"):
+        assert (tmp_path / name).stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
 def test_the_promises_are_written_down() -> None:

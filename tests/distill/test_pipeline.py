@@ -1,6 +1,9 @@
 """The pipeline: which stages a command runs; and the whole of it, for real, on tiny models."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -22,6 +25,9 @@ SMALL = [
     "evaluate.max_new_tokens=6",
     "data.prompts=[{source: builtin:structured, count: 120}]",
 ]
+PAYLOAD = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"}
+"""What an export holds beside timings, dates and the machine."""
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def quiet(text: str) -> None:
@@ -261,9 +267,8 @@ def test_the_same_command_again_does_nothing(straight: Result, runs: Path, recip
 def test_an_export_made_again_has_the_same_payload(straight: Result, runs: Path, recipe: Recipe) -> None:
     before = digests(straight, "export")
     again = digests(run(recipe, runs, "export", fresh=True, say=quiet), "export")
-    names = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"}
-    payload = {name for name in before if Path(name).name in names}
-    assert len(payload) == len(names)
+    payload = {name for name in before if Path(name).name in PAYLOAD}
+    assert len(payload) == len(PAYLOAD)
     assert {name: again[name] for name in payload} == {name: before[name] for name in payload}
 
 
@@ -276,6 +281,30 @@ def test_damaged_outputs_come_back_bit_for_bit(straight: Result, runs: Path, rec
     mended = run(recipe, runs, "sample", fresh=False, say=said.append)
     assert any("signals-00001" in text and "samples-00002" in text for text in said)
     assert digests(mended, "sample") == before
+
+
+@pytest.mark.slow
+def test_two_fresh_processes_write_the_same_payload(tmp_path: Path) -> None:
+    """Of sample, train and export; each with a hash seed, and so an order of sets, of its own."""
+    payloads = []
+    for seed in ("1", "2"):
+        runs = tmp_path / seed
+        settings = [word for text in SMALL for word in ("--set", text)]
+        outside = {**os.environ, "DISTILL_RUNS": str(runs), "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+        words = [sys.executable, "-m", "distill.cli", "run", "smoke", *settings]
+        subprocess.run(words, cwd=ROOT, env=outside, capture_output=True, check=True)
+        payloads.append(
+            {
+                f"{stage}/{name}": entry["sha256"]
+                for stage in ("sample", "train", "export")
+                for path in runs.glob(f"smoke/{stage}-*/manifest.json")
+                for name, entry in json.loads(path.read_text())["files"].items()
+                if stage == "sample" or Path(name).name in PAYLOAD
+            }
+        )
+    assert payloads[0] == payloads[1]
+    names = {Path(name).name for name in payloads[0]}
+    assert names >= {*PAYLOAD, "samples-00000.parquet", "signals-00000.safetensors"}
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(
