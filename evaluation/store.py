@@ -51,8 +51,10 @@ def open_client(tracking_uri: str) -> MlflowClient:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry"):
+    for name in ("alembic", "mlflow.store.model_registry"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It logs every fault with its traceback and SQL, and raises it too: once is enough.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     refused = f"MLflow cannot use its store {tracking_uri} (MLFLOW_TRACKING_URI)"
     if tracking_uri.startswith("sqlite:///"):
         path = Path(tracking_uri.removeprefix("sqlite:///"))

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -68,19 +69,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow
 def test_a_disk_that_fills_up_ends_in_a_sentence_and_more_room_in_the_same_samples(small_disk: Path) -> None:
     words = [sys.executable, "-m", "distill.cli", "sample", "smoke", "--set", "sample.tokens=4000"]
+    words += ["--set", "sample.samples_per_prompt=4"]
 
-    def run(place: Path) -> subprocess.CompletedProcess[str]:
-        import os
-
+    def run(place: Path, *more: str) -> subprocess.CompletedProcess[str]:
         outside = {**os.environ, "DISTILL_RUNS": str(place)}
-        return subprocess.run(words, cwd=ROOT, env=outside, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [*words, *more], cwd=ROOT, env=outside, capture_output=True, text=True, check=False
+        )
 
-    full = run(small_disk)
+    foreseen = run(small_disk)
+    assert foreseen.returncode == 2 and f"MISSING disk at {small_disk}" in foreseen.stderr
+    unforeseen = ("--set", "estimate=null")  # then preflight knows no sizes
+    full = run(small_disk, *unforeseen)
     assert full.returncode == 2 and "Traceback" not in full.stderr, full.stderr
     assert "full" in full.stderr or "No space left" in full.stderr
     subprocess.run(["mount", "-o", "remount,size=60m", str(small_disk)], check=True)
-    assert run(small_disk).returncode == 0
-    assert run(small_disk.parent / "roomy").returncode == 0
+    assert run(small_disk, *unforeseen).returncode == 0
+    assert run(small_disk.parent / "roomy", *unforeseen).returncode == 0
     one, two = (next(place.glob("smoke/sample-*")) for place in (small_disk, small_disk.parent / "roomy"))
     files = [json.loads((folder / "manifest.json").read_text())["files"] for folder in (one, two)]
     assert files[0] == files[1]
