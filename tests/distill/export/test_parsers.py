@@ -1,4 +1,4 @@
-"""vLLM, SGLang and speculators read what is exported: their own configuration classes, without a GPU.
+"""vLLM and SGLang read what is exported: their own configuration classes, without a GPU.
 
 `make parsers` puts their modules into an environment of its own, over our torch; what they depend on besides
 is left out, so they parse and check, and serve nothing.
@@ -176,53 +176,6 @@ def test_vllm_takes_the_eagle_layer_in_both_layouts(eagle: Path) -> None:
     for found in ask(VLLM, str(eagle / "target"), "1", *map(json.dumps, texts)):
         assert found["method"] == "eagle3" and "Eagle3" in found["architecture"]
         assert found["layers"] == [1, 2, 3]
-
-
-SPECULATORS = """
-import json, sys, torch
-from safetensors.torch import load_file
-from speculators import SpeculatorModel, SpeculatorModelConfig
-
-folder, target, inputs = sys.argv[1:]
-config = SpeculatorModelConfig.from_pretrained(folder)
-config.transformer_layer_config._attn_implementation = "eager"
-model = SpeculatorModel.from_pretrained(folder, config=config).float().eval()
-model.embed_tokens.weight.data = load_file(target + "/model.safetensors")["model.embed_tokens.weight"]
-case = load_file(inputs)
-with torch.no_grad():
-    drafts = model(case["features"], case["ids"], torch.zeros_like(case["ids"]), ttt_steps=int(case["steps"]))
-print("READ", json.dumps({"drafts": [draft[0].tolist() for draft in drafts], "d2t": model.d2t.tolist()}))
-"""
-
-
-def test_speculators_drafts_with_our_layer_what_we_draft(eagle: Path, tmp_path: Path) -> None:
-    """The library's own model, from the exported directory, over the same features and tokens."""
-    from safetensors.torch import load_file, save_file
-
-    from distill.models import load_drafter
-    from evaluation.decoder.heads import Text
-
-    torch.manual_seed(4)
-    width = 20
-    ids, features = torch.randint(5, 49152, (1, width)), torch.randn(1, width, 3 * 64)
-    case = {"ids": ids, "features": features, "steps": torch.tensor(STEPS)}
-    save_file(case, tmp_path / "case.safetensors")
-    (found,) = ask(
-        SPECULATORS, *map(str, (eagle / "speculators", eagle / "target", tmp_path / "case.safetensors"))
-    )
-    ours = load_drafter(eagle / "own", "cpu")
-    assert ours.vocab is not None
-    assert (torch.arange(len(ours.vocab)) + torch.tensor(found["d2t"])).equal(ours.vocab)
-    embed = load_file(eagle / "target" / "model.safetensors")["model.embed_tokens.weight"]
-    with torch.no_grad():
-        states = list(ours.model.rollout(Text(embed[ids], features)))
-        chosen = [ours.model.head(step)(state)[0].argmax(dim=-1) for step, state in enumerate(states)]
-    for step in range(STEPS):  # theirs stands at the place where drafting began, ours where the token goes in
-        length = width - step
-        assert found["drafts"][step][:length] == chosen[step][step:].tolist(), step
-    assert (
-        found["drafts"][1][: width - 1] != chosen[0][1:].tolist()
-    )  # the steps differ, so equality says something
 
 
 SGLANG = """
