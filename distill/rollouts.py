@@ -82,7 +82,9 @@ class Rollouts:
         for row in range(len(prompts)):
             drafter.start(row)
         features = torch.empty(len(prompts), 0, device=device)  # of the target: this kind reads none
-        return drafter.draft(DraftState(tokens, position, features, draws, None), count).ids.clone()
+        state = DraftState(tokens, position, features, draws, None)
+        drafter.prepare(state, count)
+        return drafter.draft(state, count).ids.clone()
 
 
 def _pad(rows: list[tuple[Tensor, Tensor]], pad_id: int) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 from evaluation.acceptance import bootstrap_ratio
 from evaluation.decoder.drafters import ModelDrafter
 from evaluation.decoder.engine import Decoder, Output, Request
+from evaluation.decoder.graphs import Graphs
 from evaluation.decoder.runner import Runner
 
 COST_REPEATS = 15
@@ -162,10 +164,12 @@ def measure_costs(
 
     def step(width: int) -> Callable[[], Any]:
         ids = torch.full((batch_size, width), 5, device=target.device)
-        start = torch.full((batch_size,), min(TYPICAL_POSITION, target.length - width), device=target.device)
+        position = min(TYPICAL_POSITION, target.length - width)
+        start = torch.full((batch_size,), position, device=target.device)
+        window = target.window(position + width)
 
         def forward() -> Any:
-            hidden = target.forward(ids, start, slice(0, batch_size))
+            hidden = target.forward(ids, start, slice(0, batch_size), window=window)
             return target.logits(hidden).argmax(dim=-1)
 
         return forward
@@ -175,6 +179,9 @@ def measure_costs(
     # processor's caches; the others follow it.
     steps = {"target": step(1), "first_draft": first, "draft": following}
     steps |= {f"verify_{count}": step(count + 1) for count in counts}
+    if target.device.type == "cuda":  # as rounds run there
+        graphs: Graphs[Any] = Graphs()
+        steps = {name: partial(graphs, name, call) for name, call in steps.items()}
     steps["reading"] = drafter.timed_reading(prompt_tokens)
     seconds = interleaved_medians(steps, repeats)
     return {

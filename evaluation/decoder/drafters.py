@@ -51,6 +51,8 @@ class DraftState:
     """The round's random numbers."""
     prefix: Prefix | None
     """Token counts `[B, V]` of the text so far; None where no option asks for them."""
+    window: int | None = None
+    """Cache slots that hold all positions of the round, where the engine knows."""
 
 
 @dataclass
@@ -89,11 +91,24 @@ class Draft:
 class Drafter(Protocol):
     """Proposes tokens for rows 0..B-1, which the engine keeps contiguous."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether `draft` is a function of fixed shape over buffers, in which the host reads nothing."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether rows may propose fewer than they are asked for and all steps are taken nevertheless, so
+        that the next rounds' counts should follow what was proposed.
+        """
+
     def start(self, row: int) -> None:
         """Row `row` begins anew."""
 
     def move(self, source: int, destination: int) -> None:
         """Row `source` continues as row `destination`."""
+
+    def prepare(self, state: DraftState, count: int) -> None:
+        """Do what the host has to do before `draft` is asked the same."""
 
     def draft(self, state: DraftState, count: int) -> Draft:
         """Propose up to `count` tokens ahead for each row of `state`: a chain, or a `tree.DraftTree`. 0 says
@@ -107,6 +122,8 @@ class ModelDrafter:
     It reads a row's text when it first drafts for it, and what it missed when drafting was paused. A row that
     reaches the end of the drafter's context gets no more drafts, and decoding goes on.
     """
+
+    capturable = True
 
     def __init__(
         self,
@@ -136,10 +153,19 @@ class ModelDrafter:
         self.adjust = Adjustment(options, target.vocab_size, device, self.vocab)
         self.argmax = argmax or options.greedy
         self.stop_below = stop_below
-        self.may_stop = stop_below > 0 or self.context < context_of(target)
+        self.watches = device.type == "cpu"  # whether any row goes on: on a GPU looking would stop the stream
         # Positions below `known[b]` have right cache entries, as far as the row has got.
         self.known = torch.zeros(rows, dtype=torch.int64, device=device)
         self.lagging = False
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether rows may propose fewer tokens than they are asked for."""
+        return self.stop_below > 0 or self.context < context_of(self.target)
+
+    @property
+    def follows(self) -> bool:
+        return self.stop_below > 0 and not self.watches
 
     def make_runner(self, model: PreTrainedModel, rows: int, *, optimize: bool, int8: bool) -> Runner:
         """What runs the drafter's forwards, with a cache of its own."""
@@ -154,15 +180,25 @@ class ModelDrafter:
             self.runner.cache.copy_prefix(source, destination, self.runner.length)
         self.known[destination] = self.known[source]
 
+    def prepare(self, state: DraftState, count: int) -> None:
+        """Read what the first step of a draft takes for granted, all but a row's last token."""
+        self.lagging |= count == 0
+        if self.lagging and count:
+            self.check_known(state)
+            self.catch_up(state)
+
+    def check_known(self, state: DraftState) -> torch.Tensor:
+        """`known` of the rows, int64 `[B]`: the last token but one may not be the drafted one, so what stands
+        there is read again in any case.
+        """
+        known = self.known[: len(state.position)]
+        return torch.minimum(known, state.position - 1, out=known)
+
     def draft(self, state: DraftState, count: int) -> Draft:
         batch = state.position.shape[0]
-        # The last token but one may not be the drafted one: what stands there is read again in any case.
-        known = self.known[:batch]
-        torch.minimum(known, state.position - 1, out=known)
+        self.check_known(state)
         if count == 0:
-            self.lagging = True
             return Draft.none(state.position)
-        self.catch_up(state)
         prefix = state.prefix
         ids: list[torch.Tensor] = []
         probs = []
@@ -170,7 +206,7 @@ class ModelDrafter:
         proposed = torch.zeros_like(state.position)
         for step in range(count):
             going = (reach >= self.stop_below) & (state.position + step < self.context)
-            if self.may_stop and not going.any():
+            if self.watches and self.may_stop and not going.any():
                 break
             logits = self.next(ids[-1], step, state) if step else self.first(state)
             logits = self.adjust(logits, prefix)
@@ -193,18 +229,22 @@ class ModelDrafter:
         The step is two tokens wide: after a fully accepted round the cache lacks the last drafted token, and
         feeding it again otherwise writes the same entry. So no round needs an extra forward.
         """
-        pair = torch.stack((state.position - 1, state.position), dim=1)
-        return self.step(state.tokens.gather(1, pair), state.position - 1)
+        before = (state.position - 1).clamp(min=0)
+        pair = torch.stack((before, state.position), dim=1)
+        return self.step(state.tokens.gather(1, pair), before, state.window)
 
     def next(self, token: torch.Tensor, step: int, state: DraftState) -> torch.Tensor:
         """Logits `[B, Vd]` of drafted token number `step` (from 0), after drafted `token` (int64 `[B]`)."""
-        return self.step(token[:, None], state.position + step)
+        return self.step(token[:, None], state.position + step, state.window)
 
-    def step(self, inputs: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    def step(self, inputs: torch.Tensor, start: torch.Tensor, window: int | None = None) -> torch.Tensor:
         """Logits `[B, Vd]` after the last of `inputs` (int64 `[B, T]`), whose first stands at `start`."""
-        # A row past the context writes over its own last entries, which nothing reads any more.
-        start = start.clamp(max=self.context - inputs.shape[1])
-        return self.runner.logits(self.runner.forward(inputs, start, slice(0, len(inputs)))[:, -1])
+        # A row past the context writes over its own last entries, which nothing reads any more. A slot
+        # without a row may stand at 0.
+        start = start.clamp(min=0, max=self.context - inputs.shape[1])
+        window = window and min(window, self.runner.length)
+        hidden = self.runner.forward(inputs, start, slice(0, len(inputs)), window=window)
+        return self.runner.logits(hidden[:, -1])
 
     def timed_steps(self, batch_size: int, position: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """The first step of a draft and the ones after it, for a stopwatch: rows at a typical `position`."""
@@ -221,9 +261,7 @@ class ModelDrafter:
         return lambda: self.runner.prefill(ids, 0, 0)
 
     def catch_up(self, state: DraftState) -> None:
-        """Read what the first step of a draft takes for granted: all but a row's last token."""
-        if not self.lagging:
-            return
+        """Read the rows' text up to where a draft begins."""
         known = self.known[: state.position.shape[0]]
         for row, (first, end) in enumerate(zip(known.tolist(), state.position.tolist(), strict=True)):
             if first < end - 1 and end < self.context:
@@ -263,6 +301,8 @@ class NgramDrafter:
     decoding").
     """
 
+    capturable = follows = False
+
     def __init__(self, longest: int = 3, shortest: int = 1) -> None:
         self.longest, self.shortest = longest, shortest
 
@@ -271,6 +311,9 @@ class NgramDrafter:
 
     def move(self, source: int, destination: int) -> None:
         """Nothing to move."""
+
+    def prepare(self, state: DraftState, count: int) -> None:
+        """Nothing to prepare."""
 
     def draft(self, state: DraftState, count: int) -> Draft:
         if count == 0:

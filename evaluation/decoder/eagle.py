@@ -215,6 +215,7 @@ class EagleDrafter(ModelDrafter):
     draft wrote behind them are written anew when the target has seen their positions.
     """
 
+    capturable = False  # how wide its first step is depends on what was accepted
     runner: EagleRunner
 
     def make_runner(self, model: Any, rows: int, *, optimize: bool, int8: bool) -> EagleRunner:

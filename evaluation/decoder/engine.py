@@ -5,26 +5,33 @@ K + 1), accepts some of them, and emits those with one token more. Plain decodin
 drafts; drafts may form a tree, of which a chain is left once it is judged. Active rows are kept contiguous: a
 finished row's slot is refilled from the queue, or else taken by the last active row.
 
+What a round computes, `Decoder.play`, is a function of fixed shape over buffers, in which the host reads
+nothing: a CPU runs it as it stands, a GPU as one captured graph. There the host reads a round's tokens while
+the next one runs; what a row gets behind an end that the host had not seen yet is dropped.
+
 Shapes: B active rows, K drafted tokens, S positions, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from data.errors import UserError
 from evaluation.decoder.accounting import Account
+from evaluation.decoder.buffers import Buffers, Played, Readback
 from evaluation.decoder.drafters import Draft, Drafter, DraftState, context_of
+from evaluation.decoder.graphs import Graphs
 from evaluation.decoder.guard import Guard
 from evaluation.decoder.judge import UNSOUND, Judge, RuleName, Verdict
-from evaluation.decoder.noise import Draws, signed
+from evaluation.decoder.noise import Draws
 from evaluation.decoder.penalties import Prefix
-from evaluation.decoder.rows import Output, Request, Row, States
+from evaluation.decoder.rows import Output, Request, Row, States, common_prefix
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 from evaluation.decoder.schedule import Schedule
@@ -91,12 +98,14 @@ class Decoder:
         self.keep_states = keep_states
         self.signal_temperature = signal_temperature
         self.context = context_of(target)
-        device, batch_size = target.device, target.cache.num_rows
-        self.tokens = torch.zeros(batch_size, target.length + 1, dtype=torch.int64, device=device)
-        self.position = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self.prompt_length = torch.zeros_like(self.position)
-        self.seeds = torch.zeros_like(self.position)
-        self.features = torch.zeros(batch_size, target.hidden_size, dtype=target.dtype, device=device)
+        self.buffers = Buffers.of(target)
+        captured = target.device.type == "cuda" and (drafter is None or drafter.capturable)
+        self.graphs: Graphs[Played] | None = Graphs() if captured else None
+        self.lag = 1 if captured else 0
+        """Rounds that may be under way when the next one is launched."""
+        self.under_way: deque[Readback] = deque()
+        self.longest = schedule.most
+        """Drafts of the row with the most in the last round that was read."""
         self.rows: list[Row] = []
         self.account = Account()
         self.rounds_by_steps: Counter[int] = Counter()
@@ -121,16 +130,19 @@ class Decoder:
         draft steps, and `account` what became of the drafts.
         """
         for request in requests:
-            self.check(request)
+            request.check(self.context)
         shared = common_prefix([request.prompt for request in requests])
         waiting = list(enumerate(requests))[::-1]
         outputs: dict[int, Output] = {}
+        places = self.runner.cache.num_rows
         self.prefill_seconds = self.decode_seconds = 0.0
         self.rounds_by_steps = Counter()
         self.rows = []
+        self.under_way.clear()
+        self.buffers.end.zero_()
         while len(outputs) < len(requests):
             begin = time.perf_counter()
-            while len(self.rows) < self.tokens.shape[0] and len(outputs) < len(requests):
+            while not self.under_way and len(self.rows) < places and len(outputs) < len(requests):
                 if not waiting and keep_full:
                     waiting = [(REPEAT, request) for request in reversed(requests)]
                 if not waiting:
@@ -141,10 +153,7 @@ class Decoder:
                 self.retire(len(self.rows) - 1, outputs)
             middle = time.perf_counter()
             active = list(self.rows)
-            before = sum(len(row.tokens) for row in active)
-            if active:
-                self.round()
-            emitted = sum(len(row.tokens) for row in active) - before
+            emitted = self.round(drain=(keep_full or bool(waiting)) and len(active) < places)
             for slot in reversed(range(len(active))):
                 self.retire(slot, outputs)
             spent = time.perf_counter() - middle
@@ -159,125 +168,154 @@ class Decoder:
         self.account.check()
         return [outputs[index] for index in range(len(requests))]
 
-    def check(self, request: Request) -> None:
-        if not request.prompt:
-            raise UserError("a prompt has no tokens; give at least one.")
-        if request.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1.")
-        needed = len(request.prompt) + request.max_new_tokens - 1  # the last token is not read
-        if needed > self.context:
-            raise UserError(
-                f"a prompt of {len(request.prompt)} tokens with max_new_tokens {request.max_new_tokens} "
-                f"needs {needed} positions; this decoder has {self.context}. Shorten one of them."
-            )
-
     def start(self, row: Row, slot: int, shared: int) -> None:
         """Prefill a row into `slot` and emit its first token; `shared` leading tokens come from row 0."""
         prompt = torch.tensor(row.request.prompt, device=self.runner.device)
         if shared:
             self.runner.cache.copy_prefix(0, slot, shared)
         hidden = self.runner.prefill(prompt[shared:], slot, shared)
-        self.tokens[slot, : len(prompt)] = prompt
-        self.prompt_length[slot] = len(prompt)
-        self.position[slot] = len(prompt) - 1
-        self.seeds[slot] = signed(row.request.seed)
+        self.buffers.start(slot, row.request, prompt)
         rows = slice(slot, slot + 1)
         logits = self.runner.logits(hidden)[:, None]
-        draft = Draft.none(self.position[rows])
+        draft = Draft.none(self.buffers.position[rows])
         verdict = self.judge(logits, draft, self.draws(rows), self.prefix(rows))
-        self.position[slot] = len(prompt)
-        self.features[slot] = hidden[0]
-        self.tokens[slot, len(prompt)] = verdict.token[0]
+        self.buffers.advance(rows, draft.ids, verdict.token, verdict.accepted, hidden[:, None])
         if self.keep_states:
             row.keep(hidden, self.summarise(logits[:, 0]))
         self.emit(row, verdict.token.tolist())
         if self.drafter:
             self.drafter.start(slot)
+        self.longest = self.schedule.most
         self.rows.append(row)
 
-    def round(self) -> None:
-        """One round over the active rows: draft, verify, emit."""
-        active = slice(0, len(self.rows))
-        position = self.position[active]
-        draft = self.draft(active)
-        last = self.tokens[active].gather(1, position[:, None])
+    def round(self, drain: bool) -> int:
+        """Launch a round over the active rows, unless none can need it, and read those that are due, all of
+        them to `drain`; the number of tokens that were read.
+        """
+        flying = len(self.under_way)
+        due = flying
+        if self.rows and not (flying and drain) and max(row.left for row in self.rows) > flying:
+            count = self.count()
+            if count is not None:
+                self.under_way.append(self.launch(count))
+                due = flying + 1 - self.lag
+        return sum(self.read(self.under_way.popleft()) for _ in range(due))
+
+    def count(self) -> int | None:
+        """How many tokens to draft now: none where they could not be used or do not pay. None where that
+        depends on rounds under way.
+        """
+        if not self.drafter:
+            return 0
+        most = self.schedule.count(len(self.rows))
+        room = self.context - 1 - self.furthest()  # no draft fits behind the last position
+        if self.under_way and room < most:
+            return None
+        if self.graphs is None:  # no draft is worth its cost beyond the longest row's end
+            most = min(most, max(row.left for row in self.rows) - len(self.under_way) - 1)
+        if self.drafter.follows:
+            most = min(most, self.longest + 1)
+        return 0 if self.guard and not self.guard.drafts else min(most, room)
+
+    def furthest(self) -> int:
+        """A position that no row's last token is past, rounds under way included."""
+        ahead = sum(late.most for late in self.under_way)
+        return max(min(row.position + ahead, row.last - 1) for row in self.rows)
+
+    def launch(self, count: int) -> Readback:
+        """Start a round of `count` drafts."""
+        size = len(self.rows)
+        if self.graphs is not None:  # few sizes, so few graphs: slots without a row are frozen
+            size = min(1 << (size - 1).bit_length(), self.runner.cache.num_rows)
+        active = slice(0, size)
+        window = self.runner.window(self.furthest() + count + 1)
+        if self.drafter:
+            self.drafter.prepare(self.buffers.state(active, self.draws(active), None, window), count)
+        play = partial(self.play, active, count, window)
+        played = play() if self.graphs is None else self.graphs((size, count, window), play)
+        return Readback(played, self.rows, count + 1)
+
+    def play(self, active: slice, count: int, window: int) -> Played:
+        """Draft, verify, accept, and move the rows on; `window` cache slots hold all of that."""
+        position, prefix = self.buffers.position[active], self.prefix(active)
+        state = self.buffers.state(active, self.draws(active), prefix, window)
+        draft = self.draft(state, count, self.buffers.left(active))
         tree = draft if isinstance(draft, DraftTree) else None
-        hidden = self.runner.forward(torch.cat((last, draft.ids), dim=1), position, active, tree)
+        last = self.buffers.tokens[active].gather(1, position[:, None])
+        # A frozen row may stand at the last slot; what it writes before that nothing reads.
+        root = position.clamp(max=self.runner.length - 1 - draft.ids.shape[1])
+        hidden = self.runner.forward(
+            torch.cat((last, draft.ids), dim=1), root, active, tree, None if tree else window
+        )
         logits = self.runner.logits(hidden)
-        verdict = self.judge(logits, draft, self.draws(active), self.prefix(active))
+        verdict = self.judge(logits, draft, self.draws(active), prefix)
         ids, path = draft.ids, verdict.path
         assert (tree is None) == (path is None), "a tree's verdict is a path"
         if tree is not None and path is not None:  # what a tree leaves of itself is a chain
             self.runner.cache.keep(active, position[:, None] + tree.places.gather(1, path), position)
             ids = ids.gather(1, (path[:, 1:] - 1).clamp(min=0))
             hidden = along(hidden, path)
-            if self.keep_states:
-                logits = along(logits, path)
-
-        # Drafts and then the next token go behind the last token; what stands behind the next token is stale.
-        slots = position[:, None] + self.runner.slots[1 : ids.shape[1] + 1]
-        self.tokens[active].scatter_(1, slots, ids)
-        position += verdict.accepted + 1
-        self.tokens[active].scatter_(1, position[:, None], verdict.token[:, None])
-        self.features[active] = hidden[torch.arange(len(self.rows), device=hidden.device), verdict.accepted]
-
-        self.rounds_by_steps[draft.steps] += 1
-        proposed, accepted = draft.lengths.tolist(), verdict.accepted.tolist()
-        siblings = (draft.proposed - draft.lengths).tolist()
-        emitted = torch.cat((ids, verdict.token[:, None]), dim=1).tolist()
-        expected = {name: values.tolist() for name, values in verdict.expected.items()}
-        summary = self.summarise(logits) if self.keep_states else None
-        for slot, row in enumerate(self.rows):
-            stood = accepted[slot]
-            row.rounds.append((proposed[slot], stood))
-            row.siblings += siblings[slot]
-            for name, values in expected.items():
-                row.expected[name] = row.expected.get(name, 0.0) + values[slot]
-            if summary is not None:
-                row.keep(hidden[slot, : stood + 1], summary[slot, : stood + 1])
-            self.emit(row, emitted[slot][:stood] + emitted[slot][-1:])
-        if self.guard:
-            beside = draft.ids.shape[1] - draft.steps
-            self.guard.record(draft.steps, beside, 1 + sum(accepted) / len(self.rows))
-
-    def draft(self, active: slice) -> Draft:
-        """This round's drafts: none where they could not be used or do not pay."""
-        position = self.position[active]
-        if not self.drafter:
-            return Draft.none(position)
-        left = [row.left - 1 for row in self.rows]
-        # No draft is worth its cost beyond the longest row's end, and none fits behind the last position.
-        room = min(self.context - 1 - row.position for row in self.rows)
-        count = min(self.schedule.count(len(self.rows)), max(left), room)
-        if self.guard and not self.guard.drafts:
-            count = 0
-        state = DraftState(
-            self.tokens[active], position, self.features[active], self.draws(active), self.prefix(active)
+            logits = along(logits, path)
+        self.buffers.advance(active, ids, verdict.token, verdict.accepted, hidden)
+        lengths = draft.lengths
+        counts = torch.stack((verdict.token, verdict.accepted, lengths, draft.proposed - lengths), dim=1)
+        expected = [value.double() for value in verdict.expected.values()]
+        return Played(
+            numbers=torch.cat((ids, counts), dim=1),
+            expected=torch.stack(expected) if expected else torch.zeros(0, device=ids.device),
+            rules=tuple(verdict.expected),
+            steps=draft.steps,
+            siblings=draft.ids.shape[1] - draft.steps,
+            states=(hidden, self.summarise(logits)) if self.keep_states else (),
         )
+
+    def draft(self, state: DraftState, count: int, left: torch.Tensor) -> Draft:
+        """This round's drafts, of each row one fewer than it may still emit: `left`, int64 `[B]`."""
+        if not self.drafter:
+            return Draft.none(state.position)
         draft = self.drafter.draft(state, count)
         if isinstance(draft, DraftTree):  # behind the last slot is no place for its siblings
             draft = draft.first(self.runner.length - 1 - max(row.position for row in self.rows))
-        if min(left) < draft.ids.shape[1]:  # a row's drafts do not depend on how long its neighbours go on
-            draft.limit(torch.tensor(left, device=position.device))
+        if draft.ids.shape[1]:  # a row's drafts do not depend on how long its neighbours go on
+            draft.limit((left - 1).clamp(min=0))
         return draft
 
+    def read(self, late: Readback) -> int:
+        """Give rows the tokens of a round, and the guard its yield; the number of tokens."""
+        numbers, expected = late.numbers(), late.expected()
+        emitted, yielded = 0, []
+        for slot, row in enumerate(late.rows):
+            if row.finish_reason:  # at an end that was found when this round was under way
+                continue
+            *ids, token, stood, proposed, siblings = numbers[slot]
+            row.rounds.append((proposed, stood))
+            row.siblings += siblings
+            for name, values in expected.items():
+                row.expected[name] = row.expected.get(name, 0.0) + values[slot]
+            if late.states:
+                hidden, summary = late.states
+                row.keep(hidden[slot, : stood + 1], summary[slot, : stood + 1])
+            emitted += self.emit(row, [*ids[:stood], token])
+            yielded.append(stood + 1)
+            self.longest = max(proposed, self.longest if len(yielded) > 1 else 0)
+        self.rounds_by_steps[late.steps] += bool(yielded)
+        if self.guard and yielded:
+            self.guard.record(late.steps, late.siblings, sum(yielded) / len(yielded))
+        return emitted
+
     def draws(self, active: slice) -> Draws:
-        return Draws(self.seeds[active], self.position[active], self.shared_noise)
+        return Draws(self.buffers.seeds[active], self.buffers.position[active], self.shared_noise)
 
     def prefix(self, active: slice) -> Prefix | None:
-        if not self.options.penalises:
-            return None
-        return Prefix.of(
-            self.tokens[active], self.prompt_length[active], self.position[active], self.runner.vocab_size
-        )
+        return self.buffers.prefix(active, self.runner.vocab_size) if self.options.penalises else None
 
     def summarise(self, logits: torch.Tensor) -> torch.Tensor:
         """Log-normaliser at the signal temperature, and argmax, of logits `[..., V]`: float64 `[..., 2]`."""
         normaliser = (logits / self.signal_temperature).logsumexp(dim=-1)
         return torch.stack((normaliser.double(), logits.argmax(dim=-1).double()), dim=-1)
 
-    def emit(self, row: Row, tokens: list[int]) -> None:
-        """Append a round's tokens to a row, up to its end."""
+    def emit(self, row: Row, tokens: list[int]) -> int:
+        """Append a round's tokens to a row, up to its end; their number."""
         if tokens[-1] == UNSOUND:
             raise UserError(
                 f"the target's logits are not finite at position {row.position + 1} of request {row.index}: "
@@ -286,6 +324,7 @@ class Decoder:
         end, row.finish_reason = self.stop.cut(row.tokens, tokens, row.request.max_new_tokens)
         row.tokens += tokens[:end]
         row.truncated = len(tokens) - end
+        return end
 
     def retire(self, slot: int, outputs: dict[int, Output]) -> None:
         """Move a row that has ended to the outputs; the last active row takes its slot."""
@@ -300,19 +339,8 @@ class Decoder:
         if slot != final:
             self.rows[slot] = self.rows[final]
             self.runner.cache.copy_prefix(final, slot, self.runner.length)
-            for state in (self.tokens, self.position, self.prompt_length, self.seeds, self.features):
-                state[slot] = state[final]
+            self.buffers.move(final, slot)
             if self.drafter:
                 self.drafter.move(final, slot)
+        self.buffers.freeze(final)
         self.rows.pop()
-
-
-def common_prefix(prompts: Sequence[Sequence[int]]) -> int:
-    """Number of leading tokens that all prompts share, at least one short of the shortest prompt (0 for one
-    prompt).
-    """
-    if len(prompts) < 2:
-        return 0
-    low, high = min(map(list, prompts)), max(map(list, prompts))
-    limit = min(map(len, prompts)) - 1
-    return next((i for i in range(limit) if low[i] != high[i]), limit)

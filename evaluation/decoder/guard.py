@@ -22,6 +22,10 @@ class Guard:
     starts at `DEBT` and holds at most twice that, so that a drafter which was good long ago gets no credit.
     Below 0 drafting pauses; each pause is twice as long as the one before, until a trial has earned `DEBT`.
 
+    What a drafter reads after a pause to catch up is not weighed: it is owed to the pause, not to the drafts,
+    and charging it to a trial would keep a drafter out that has become good. It grows with the pause, so it
+    is the same share of plain steps whatever the pauses are.
+
     The balance outlives a generation: a bad drafter is found out once. So with a guard sampled tokens depend
     on what was decoded before, though their distribution does not.
     """

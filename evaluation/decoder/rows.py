@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from data.errors import UserError
 from evaluation.decoder.accounting import Account
 
 
@@ -18,6 +19,19 @@ class Request:
     max_new_tokens: int
     seed: int = 0
     """Seeds the row's random numbers, which depend on it and on positions alone; unused at temperature 0."""
+
+    def check(self, context: int) -> None:
+        """UserError where a decoder of so many positions cannot answer it."""
+        if not self.prompt:
+            raise UserError("a prompt has no tokens; give at least one.")
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1.")
+        needed = len(self.prompt) + self.max_new_tokens - 1  # the last token is not read
+        if needed > context:
+            raise UserError(
+                f"a prompt of {len(self.prompt)} tokens with max_new_tokens {self.max_new_tokens} "
+                f"needs {needed} positions; this decoder has {context}. Shorten one of them."
+            )
 
 
 @dataclass
@@ -94,6 +108,11 @@ class Row:
         """Position of its last token, which no model has seen yet."""
         return len(self.request.prompt) + len(self.tokens) - 1
 
+    @property
+    def last(self) -> int:
+        """Position of the last token of its longest answer."""
+        return len(self.request.prompt) + self.request.max_new_tokens - 1
+
     def keep(self, hidden: torch.Tensor, summary: torch.Tensor) -> None:
         """Keep the states `[n, H]` and logits' summaries `[n, 2]` that the next n tokens come from."""
         self.states.hidden.append(hidden.clone())
@@ -111,3 +130,14 @@ class Row:
             self.siblings,
             self.seconds,
         )
+
+
+def common_prefix(prompts: Sequence[Sequence[int]]) -> int:
+    """Number of leading tokens that all prompts share, at least one short of the shortest prompt (0 for one
+    prompt).
+    """
+    if len(prompts) < 2:
+        return 0
+    low, high = min(map(list, prompts)), max(map(list, prompts))
+    limit = min(map(len, prompts)) - 1
+    return next((i for i in range(limit) if low[i] != high[i]), limit)

@@ -19,6 +19,7 @@ from evaluation.decoder.cache import RaggedCache, RaggedLayer
 from evaluation.decoder.linear import pack_linears, quantize_linears
 
 WINDOW_STEP = 64  # cache slots in view grow in steps, so that attention does not pay for the empty rest
+GPU_WINDOW_STEP = 256  # a captured graph for each
 PREFILL_CHUNK = 512  # bounds the memory of a long prompt's forward
 
 
@@ -121,19 +122,18 @@ class Runner:
         start: torch.Tensor,
         rows: slice | None = None,
         tree: Branches | None = None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Hidden states `[B, T, H]` after the final norm for token ids `[B, T]` whose first stands at
-        position `start [B]`; where they form a `tree`, its root does.
+        position `start [B]`; where they form a `tree`, its root does. `window` slots hold all of them and
+        what came before.
         """
         width = ids.shape[1]
         slots = start[:, None] + (self.slots[:width] if tree is None else tree.places)
         # On a CPU the positions are at hand; on a GPU reading them would stop the stream, so all slots stay
         # in view.
-        window = self.length
-        if self.device.type == "cpu":
-            last = int(slots.max()) + 1
-            assert last <= self.length, f"position {last} is past the cache's {self.length} slots"
-            window = min(self.length, (last + WINDOW_STEP - 1) // WINDOW_STEP * WINDOW_STEP)
+        if window is None:
+            window = self.window(int(slots.max()) + 1) if self.device.type == "cpu" else self.length
         self.cache.place(slots, rows or slice(0, self.cache.num_rows), window)
         positions = slots if tree is None else start[:, None] + tree.depths
         hidden = self.backbone(
@@ -147,6 +147,12 @@ class Runner:
             features = torch.cat([self.entering[layer] for layer in self.tapped], dim=-1)[:, None]
             self.cache.layers[-1].update(features, features[..., :0])
         return hidden
+
+    def window(self, slots: int) -> int:
+        """The view that holds so many cache slots: a few sizes serve all."""
+        assert slots <= self.length, f"position {slots} is past the cache's {self.length} slots"
+        step = WINDOW_STEP if self.device.type == "cpu" else GPU_WINDOW_STEP
+        return min(self.length, (slots + step - 1) // step * step)
 
     def inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the model reads of token ids `[B, T]`."""
@@ -179,10 +185,10 @@ class Runner:
         """Read prompt int64 `[n]` into row `row` from position `start` on; the last position's hidden state
         `[1, H]`.
         """
-        begin = torch.tensor([start], device=self.device)
         for chunk in prompt.to(self.device).split(PREFILL_CHUNK):
-            hidden = self.forward(chunk[None], begin, slice(row, row + 1))
-            begin = begin + chunk.shape[0]
+            begin = torch.full((1,), start, device=self.device)
+            start += len(chunk)
+            hidden = self.forward(chunk[None], begin, slice(row, row + 1), window=self.window(start))
         return hidden[:, -1]
 
     def mask(self, slots: torch.Tensor, window: int, tree: Branches | None) -> torch.Tensor:

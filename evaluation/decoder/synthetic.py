@@ -44,7 +44,10 @@ class SyntheticDecoder(Decoder):
             )
         if self.stop.strings:
             raise UserError("synthetic acceptance makes no text; leave out the stop strings.")
-        self.judge = SyntheticJudge(self.judge, torch.tensor(rates[:most], dtype=torch.float64))
+        device = self.runner.device
+        self.judge = SyntheticJudge(
+            self.judge, torch.tensor(rates[:most], dtype=torch.float64, device=device)
+        )
 
     def generate(
         self,
@@ -73,6 +76,6 @@ class SyntheticJudge:
             )
         token = self.judge(logits, draft, draws, prefix).token
         width = draft.ids.shape[1]
-        accept = self.rates.to(logits.device)[:width] * within(draft.proposed, width)
+        accept = self.rates[:width] * within(draft.proposed, width)
         accepted = TOKEN.count_accepted(draws.decide(accept))
         return Verdict(accepted, token, {FINISH_REASON: TOKEN.expected_accepted(accept)})

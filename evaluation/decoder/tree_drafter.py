@@ -23,6 +23,8 @@ from evaluation.decoder.tree import DraftTree
 class TreeDrafter(ModelDrafter):
     """Drafts its most likely chain and siblings beside it; they are chosen, also where the target samples."""
 
+    capturable = False  # how many siblings there are depends on confidences
+
     def __init__(
         self,
         draft: DraftModel,

@@ -68,11 +68,11 @@ def siblings_seen(self, slots, window, tree):
     return RIGHT_MASK(self, slots, window, None)
 
 
-def columns_counted(self, ids, start, rows=None, tree=None):
+def columns_counted(self, ids, start, rows=None, tree=None, window=None):
     if tree is not None:
         columns = torch.arange(ids.shape[1]).expand(ids.shape)
         tree = SimpleNamespace(ancestors=tree.ancestors, places=tree.places, depths=columns)
-    return RIGHT_FORWARD(self, ids, start, rows, tree)
+    return RIGHT_FORWARD(self, ids, start, rows, tree, window)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ def sibling_decoder(
 class RandomTrees:
     """Random trees of random ids, in which some path mostly begins as the text of the row's seed goes on."""
 
+    capturable = follows = False
+
     def __init__(self, texts: list[list[int]], nodes: int = 9) -> None:
         self.texts, self.nodes = texts, nodes
 
@@ -46,6 +48,9 @@ class RandomTrees:
         """It keeps nothing."""
 
     def move(self, source: int, destination: int) -> None:
+        """It keeps nothing."""
+
+    def prepare(self, state: DraftState, count: int) -> None:
         """It keeps nothing."""
 
     def draft(self, state: DraftState, count: int) -> Draft:
