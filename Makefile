@@ -13,10 +13,10 @@ TOP   := $(BIN)/distill
 SHARED = $(if $(filter-out single,$(ACCELERATE)),--accelerate "$$ACCELERATE" )
 
 .DEFAULT_GOAL := help
-.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench benchtraining smoke test chaos soak audit openvino onnx parsers lint format
+.PHONY: help setup distill sample train evaluate select export compare promote report sync preflight ui bench bench-gpu benchtraining smoke test chaos soak audit openvino onnx parsers lint format
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  RECIPE=NAME chooses recipes/NAME.yaml (default: $(RECIPE)); ARGS="--set a.b=c" changes it.'
 	@echo '  ACCELERATE=NAME samples and trains in the processes of recipes/accelerate/NAME.yaml (default: $(ACCELERATE)).'
@@ -62,6 +62,9 @@ ui: $(STAMP) ## Open MLflow on http://127.0.0.1:5000
 
 bench: $(STAMP) ## Measure the decoder beside transformers and llama.cpp, on a recipe's trained pair
 	$(TOP) bench decoder "$$RECIPE" $(ARGS)
+
+bench-gpu: $(STAMP) ## Measure the decoder on one GPU, random weights in the shapes of Llama 8B and 1B (8 minutes)
+	$(TOP) bench gpu $(ARGS)
 
 benchtraining: $(STAMP) ## Measure a training step beside those of trl, on the GPU where there is one
 	$(TOP) bench training $(ARGS)

@@ -25,7 +25,7 @@ def commands() -> list[str]:
 
 
 def targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize("command", commands())

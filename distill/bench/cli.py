@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from typing import Any
 
 from data.errors import UserError
 from distill.stages import Say, runs_folder
 
-BENCHES = ("decoder", "training", "alignment", "kinds")
+BENCHES = ("decoder", "training", "alignment", "kinds", "gpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +45,10 @@ def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]
         raise UserError("--tokens, --arms and --seeds are for `distill bench alignment`: leave them out here")
     if options.tokens is not None and options.tokens < 1:
         raise UserError(f"--tokens {options.tokens}: give a number of tokens, 1 or more")
-    bench = {"decoder": _decoder, "training": _training, "alignment": _alignment, "kinds": _kinds}
-    return bench[options.what](options, say)
+    benches = {
+        "decoder": _decoder, "training": _training, "alignment": _alignment, "kinds": _kinds, "gpu": _gpu
+    }  # fmt: skip
+    return benches[options.what](options, say)
 
 
 def _only(options: argparse.Namespace, default: str) -> str:
@@ -105,3 +108,16 @@ def _kinds(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
     recipes = [load_recipe(name, options.set) for name in options.recipe]
     found = kinds.bench_kinds(recipes, runs_folder(), say=say)
     return found, kinds.report(found)
+
+
+def _gpu(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    from distill.bench import gpu
+    from distill.identity import environment
+
+    if options.recipe or options.set:
+        raise UserError("bench gpu decodes random models of set shapes: leave the recipe out, and --set")
+    found = {"environment": environment(), **gpu.bench(gpu.Plan(), say)}
+    path = runs_folder() / "bench-gpu.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return found, f"{gpu.report(found)}\nwritten to {path}"

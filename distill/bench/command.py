@@ -56,6 +56,7 @@ def bench(recipe: Recipe, runs_dir: Path, say: Say) -> dict[str, Any]:
             new_tokens=NEW_TOKENS,
             num_speculative_tokens=max(recipe.evaluate.num_speculative_tokens),
             seed=recipe.seed,
+            eos_ids=run.target.eos_ids,
         )
         found: dict[str, Any] = {
             "recipe": recipe.name,

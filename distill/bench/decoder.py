@@ -45,6 +45,8 @@ class Bench:
     new_tokens: int
     num_speculative_tokens: int
     seed: int
+    eos_ids: Sequence[int] = ()
+    """Where llama.cpp's answers end, and ours beside them; the other contenders go on."""
 
     def runner(self, batch_size: int) -> Runner:
         """The target with room for every prompt."""
@@ -78,11 +80,15 @@ Contender = Callable[[Sequence[Request], Record], list[list[int]]]
 
 
 def ours(
-    runner: Runner, drafter: ModelDrafter | None = None, count: int = 0, guard: Guard | None = None
+    runner: Runner,
+    drafter: ModelDrafter | None = None,
+    count: int = 0,
+    guard: Guard | None = None,
+    eos_ids: Sequence[int] = (),
 ) -> Contender:
     """Our decoder, plain or with a drafter."""
     decoder = Decoder(
-        runner, eos_ids=(), options=GREEDY, drafter=drafter, num_speculative_tokens=count, guard=guard
+        runner, eos_ids=eos_ids, options=GREEDY, drafter=drafter, num_speculative_tokens=count, guard=guard
     )
 
     def decode(group: Sequence[Request], record: Record) -> list[list[int]]:
@@ -105,8 +111,8 @@ def transformers(model: PreTrainedModel, **arguments: Any) -> Contender:
             ids[row, width - len(request.prompt) :] = torch.tensor(list(request.prompt))
             mask[row, width - len(request.prompt) :] = 1
         made = model.generate(
-            ids,
-            attention_mask=mask,
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
             max_new_tokens=group[0].max_new_tokens,
             do_sample=False,
             eos_token_id=NO_EOS,

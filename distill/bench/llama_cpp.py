@@ -21,8 +21,8 @@ from evaluation.decoder.engine import Request
 def beside_llama_cpp(
     bench: Bench, drafter_dir: Path, target_dir: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Plain and speculative decoding of both, one prompt at a time, by the answers' seconds per token:
-    llama.cpp stops at an end of sequence, where ours goes on.
+    """Plain and speculative decoding of both, one prompt at a time, by the answers' seconds per token; here
+    ours stop at an end of sequence too, so that both draft for the same text.
     """
     require_server()
     require_converter()
@@ -40,8 +40,8 @@ def beside_llama_cpp(
         drafter = ModelDrafter(bench.drafter, runner, GREEDY, int8=True)
         records = take_turns(
             {
-                "plain": ours(runner),
-                "speculative": ours(runner, drafter, count),
+                "plain": ours(runner, eos_ids=bench.eos_ids),
+                "speculative": ours(runner, drafter, count, eos_ids=bench.eos_ids),
                 "llama_cpp": llama_cpp(plain),
                 "llama_cpp_speculative": llama_cpp(speculative),
             },
@@ -57,6 +57,10 @@ def beside_llama_cpp(
             name: sum(accepted for _, accepted in records[name].rounds)
             / max(1, sum(proposed for proposed, _ in records[name].rounds))
             for name in ("speculative", "llama_cpp_speculative")
+        },
+        "answers_equal_to_plain": {
+            name: sum(a == b for a, b in zip(record.tokens, records["plain"].tokens, strict=True))
+            for name, record in records.items()
         },
         "threads": torch.get_num_threads(),
     }
