@@ -37,7 +37,9 @@ def duel(
     second (over plain decoding where there is none), with 95 % intervals.
 
     Every drafter races as it is served: up to `count` drafts a round, stopping early where its own costs,
-    measured first, say that going on would not pay.
+    measured first, say that going on would not pay. There is no guard: servers have none, it would hide how
+    much a bad drafter loses, and its balance would tie one group's time to those before it, while the
+    interval takes them as independent.
     """
     from evaluation.decoder.engine import Decoder
     from evaluation.decoder.kinds import make_drafter
