@@ -9,6 +9,8 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
+from distill.interrupts import ask
+
 if TYPE_CHECKING:
     from distill.trainer import DistillTrainer, Run
 
@@ -36,16 +38,18 @@ class Checks(TrainerCallback):
 
 
 class Interrupts(TrainerCallback):
-    """Ends training with a checkpoint after the step in which a signal came; in all processes at once."""
+    """Ends training with a checkpoint after the step in which a signal came; in all processes at once,
+    whichever of them it came to."""
 
-    def __init__(self, trainer: DistillTrainer, asked: Callable[[], bool]) -> None:
+    def __init__(self, trainer: DistillTrainer, asked: Callable[[], int]) -> None:
         self.trainer, self.asked = trainer, asked
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        anywhere = torch.tensor(int(self.asked()), device=args.device)
-        if self.trainer.accelerator.gather(anywhere).any():
+        here = torch.tensor(self.asked(), device=args.device)
+        if number := int(self.trainer.accelerator.gather(here).max()):
+            ask(number)
             control.should_save = control.should_training_stop = True
 
 

@@ -21,6 +21,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
+        self.number = number
         self.exit_code = 128 + number
 
 
@@ -53,16 +54,26 @@ def handled() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[Callable[[], bool]]:
-    """Hold a signal back until the block ends; the function given says whether one is waiting."""
+def deferred() -> Iterator[Callable[[], int]]:
+    """Hold a signal back until the block ends; the function given tells the number of one that is waiting, 0
+    where none is."""
     global _deferring
     _deferring += 1
     try:
-        yield lambda: bool(_waiting)
+        yield lambda: _waiting[0].number if _waiting else 0
     finally:
         _deferring -= 1
         if _waiting and not _deferring:
-            raise _waiting.pop()
+            first = _waiting[0]
+            _waiting.clear()
+            raise first
+
+
+def ask(number: int) -> None:
+    """End the `deferred` block as if signal `number` had come here: another process was told."""
+    assert _deferring, "there is no block to end"
+    if not _waiting:
+        _waiting.append(Interrupted(number))
 
 
 def reader_left() -> bool:

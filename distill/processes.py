@@ -20,10 +20,12 @@ from typing import Any
 import yaml
 
 from data.errors import UserError
+from distill.interrupts import Interrupted
 from distill.recipe import NAME, RECIPES, Recipe
 
 CONFIGS = RECIPES / "accelerate"
 _KINDS = {"NO", "MULTI_GPU", "FSDP"}
+_STEP_SECONDS = "120"  # the launcher's patience with a process that was told to end
 _SHOWN_LINES = 20  # of the processes' own output, where they end without a word
 
 
@@ -83,8 +85,10 @@ def run_stage_in(
 ) -> dict[str, Any]:
     """Have `processes` do their parts of a stage in `folder`; what the first of them returns.
 
-    `hear` gets every report. An interrupt ends the processes too, and the stage resumes as it would alone.
-    Raises `UserError` as the work itself would, and `RuntimeError` where a process ends without a word.
+    `hear` gets every report. A signal is passed on: each process ends as the work would alone, its training
+    step finished and saved; a second one ends this process at once, and then those that find nobody
+    listening. Raises `UserError` and `Interrupted` as the work itself would, and `RuntimeError` where a
+    process ends without a word.
     """
     result: dict[str, Any] | None = None
     with tempfile.TemporaryDirectory() as scratch:
@@ -99,18 +103,26 @@ def run_stage_in(
                 stderr=output,
                 text=True,
                 env=_environment(processes.count),
+                start_new_session=True,  # a terminal's signals reach the processes through us alone
             )
+            assert child.stdout is not None
             try:
-                assert child.stdout is not None
                 for line in child.stdout:
                     message = json.loads(line)
                     if "error" in message:
                         raise UserError(message["error"])
+                    if "signal" in message:  # one that came to a process by itself
+                        raise Interrupted(message["signal"])
                     if "result" in message:
                         result = message["result"]
                     else:
                         hear(message)
                 child.wait()
+            except Interrupted as interrupted:
+                child.send_signal(interrupted.number)  # the launcher passes it on
+                for _ in child.stdout:  # ends when the last process has ended
+                    pass
+                raise
             finally:
                 child.terminate()  # the launcher ends its processes
                 child.wait()
@@ -126,4 +138,9 @@ def _environment(count: int) -> dict[str, str]:
     tree = str(Path(__file__).resolve().parent.parent)
     paths = [tree, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = str(max(1, len(os.sched_getaffinity(0)) // count))
-    return {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {
+        "OMP_NUM_THREADS": threads,
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _STEP_SECONDS,
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }

@@ -4,8 +4,9 @@
     python -m distill.worker STAGE RECIPE RUNS FOLDER                  what it starts, once per process
 
 What a process reports is a JSON object per line on stdout: progress and, from the first process alone, the
-result; a mistake of the user's as "error", from whichever process finds it. When nobody listens any more, the
-next report fails and the process ends, so no process outlives the command that it belongs to for long.
+result; a mistake of the user's as "error", from whichever process finds it; and the "signal" that ended it.
+When nobody listens any more, the next report fails and the process ends, so no process outlives the command
+that it belongs to for long.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
+from distill import interrupts
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -31,11 +33,15 @@ def main(words: Sequence[str]) -> int:
         return 0
     emit = _channel()
     stage, recipe, runs_dir, folder = words[0], *map(Path, words[1:])
-    try:
-        work(stage, recipe, runs_dir, folder, emit)
-    except UserError as error:
-        emit({"error": str(error)})
-        return 2
+    with interrupts.handled():
+        try:
+            work(stage, recipe, runs_dir, folder, emit)
+        except UserError as error:
+            emit({"error": str(error)})
+            return 2
+        except interrupts.Interrupted as interrupted:
+            emit({"signal": interrupted.number})
+            return interrupted.exit_code
     return 0
 
 

@@ -23,11 +23,21 @@ def test_a_deferred_signal_waits_for_the_end_of_the_block() -> None:
             assert not asked()
             os.kill(os.getpid(), signal.SIGTERM)
             done.append(asked())
-        done.append(False)
-    assert done == [True] and caught.value.exit_code == 143
+        done.append(0)
+    assert done == [signal.SIGTERM] and caught.value.exit_code == 143
     with interrupts.handled(), pytest.raises(Interrupted) as caught:  # nothing waits from before
         os.kill(os.getpid(), signal.SIGINT)
     assert caught.value.exit_code == 130
+
+
+def test_a_block_may_be_asked_to_end_by_another_process() -> None:
+    with pytest.raises(Interrupted) as caught, interrupts.deferred() as asked:
+        interrupts.ask(signal.SIGTERM)
+        interrupts.ask(signal.SIGINT)  # the first one counts
+        assert asked() == signal.SIGTERM
+    assert caught.value.exit_code == 143
+    with interrupts.deferred() as asked:
+        assert not asked(), "nothing waits from before"
 
 
 def test_the_second_signal_is_not_held_back() -> None:

@@ -295,6 +295,81 @@ def test_killed_processes_resume(name: str, alone: dict[str, Any], tmp_path: Pat
         torch.testing.assert_close(two[key], value, rtol=0, atol=1e-4, msg=key)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sent", "code", "when"),
+    [
+        (signal.SIGTERM, 143, "train-*/checkpoints/checkpoint-*/complete.json"),
+        (signal.SIGINT, 130, "sample-*/samples-*.parquet"),
+    ],
+)
+def test_a_signal_ends_all_processes_in_order_and_no_step_is_done_twice(
+    sent: int, code: int, when: str, tmp_path: Path
+) -> None:
+    words = ("--set", "train.tokens=20000", "--set", "sample.tokens=3000", "--accelerate", "ddp")
+    started = subprocess.Popen(
+        command(tmp_path, *words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(tmp_path),
+        cwd=ROOT,
+    )
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.glob(f"smoke/{when}")):
+        assert started.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    started.send_signal(sent)
+    out, errors = started.communicate(timeout=100)
+    assert started.returncode == code, errors
+    assert "run the same command to resume" in json.loads(out)["error"] and "Traceback" not in errors
+    assert not workers(tmp_path), "none outlives the command"
+    before, training = logged_steps(tmp_path), "checkpoints" in when
+    if training:
+        saved = tmp_path.glob("smoke/train-*/checkpoints/checkpoint-*/complete.json")
+        assert max(int(path.parent.name.partition("-")[2]) for path in saved) >= max(before)
+    answer = train(tmp_path, *words)
+    assert [each["resumed"] for each in answer["stages"]] == [not training, training]
+    steps = logged_steps(tmp_path)
+    assert len(steps) == len(set(steps)) > len(before), "no step is done twice"
+
+
+def logged_steps(runs: Path) -> list[int]:
+    """The training steps that MLflow was told a loss of, over all runs."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{runs / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name != 'Default'")
+    return [
+        metric.step
+        for found in client.search_runs([experiment.experiment_id])
+        for metric in client.get_metric_history(found.info.run_id, "train/loss")
+    ]
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_the_command_at_once_and_the_processes_soon(tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        command(tmp_path, "--set", "train.tokens=10000000", "--accelerate", "ddp"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(tmp_path),
+        cwd=ROOT,
+    )
+    deadline = time.monotonic() + 300
+    while not workers(tmp_path):
+        assert started.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    started.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(timeout=30) == -signal.SIGTERM
+    deadline = time.monotonic() + 60
+    while workers(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 def workers(runs: Path) -> list[str]:
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if "distill.worker" in line and str(runs) in line]
