@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -17,8 +18,7 @@ from data.engines import Completion, SampleRequest
 from evaluation.decoder.drafters import DraftModel
 from evaluation.decoder.engine import Decoder, Output, Request
 from evaluation.decoder.kinds import make_drafter
-from evaluation.decoder.runner import Runner
-from evaluation.decoder.sampler import signals_of
+from evaluation.decoder.sampler import BuiltinSampler, decoder_requests
 from evaluation.decoder.sampling import SamplingOptions
 
 
@@ -50,27 +50,17 @@ class Gain:
         )
 
 
-class SpeculativeSampler:
-    """Samples a target in batches of ragged rows with a drafter; see `data.engines.SamplingEngine`."""
+class SpeculativeSampler(BuiltinSampler):
+    """The built-in engine with a drafter. The first batch of each temperature is sampled plainly too, and
+    `gains` tells what the drafter saved or cost."""
 
     def __init__(
-        self,
-        target: PreTrainedModel,
-        drafter: DraftModel,
-        num_speculative_tokens: int,
-        *,
-        eos_ids: Sequence[int],
-        batch_size: int,
-        max_length: int,
-        signal_temperature: float | None,
+        self, target: PreTrainedModel, drafter: DraftModel, num_speculative_tokens: int, **settings: Any
     ) -> None:
-        """`signal_temperature` is that of the signals' log-normaliser; None keeps no signals."""
-        self.target = Runner(target, batch_size, max_length)
+        """`settings`: those of `BuiltinSampler`."""
+        super().__init__(target, **settings)
         self.drafter = drafter
         self.count = num_speculative_tokens
-        self.batch_size = batch_size
-        self.eos_ids = eos_ids
-        self.signal_temperature = signal_temperature
         self.decoders: dict[float, Decoder] = {}
         self.gains: list[Gain] = []
 
@@ -82,37 +72,26 @@ class SpeculativeSampler:
         max_new_tokens: int,
         on_tokens: Callable[[int], None],
     ) -> list[Completion]:
-        """Completions with signals, in the order of the requests."""
-        wanted = [Request(request.prompt, max_new_tokens, request.seed) for request in requests]
-        if temperature not in self.decoders and wanted:
-            self.decoders[temperature] = self.decoder(temperature, speculative=True)
-            self.gains.append(self.measure(wanted[: self.batch_size], temperature))
-        outputs = self.decoders[temperature].generate(wanted, on_tokens) if wanted else []
-        return [
-            Completion(
-                output.tokens,
-                output.finish_reason,
-                None if self.signal_temperature is None else signals_of(output),
-            )
-            for output in outputs
-        ]
-
-    def decoder(self, temperature: float, *, speculative: bool) -> Decoder:
-        options = SamplingOptions(temperature=temperature)
-        return Decoder(
-            self.target,
-            eos_ids=self.eos_ids,
-            options=options,
-            drafter=make_drafter(self.drafter, self.target, options) if speculative else None,
-            num_speculative_tokens=self.count if speculative else 0,
-            rule="shared_noise",
-            keep_states=self.signal_temperature is not None,
-            signal_temperature=self.signal_temperature or 1.0,
+        """See `data.engines.SamplingEngine`."""
+        if requests and temperature not in self.decoders:
+            first = decoder_requests(requests[: self.batch_size], max_new_tokens)
+            self.gains.append(self.measure(first, temperature))
+        return super().sample(
+            requests, temperature=temperature, max_new_tokens=max_new_tokens, on_tokens=on_tokens
         )
+
+    def decoder(self, temperature: float) -> Decoder:
+        """The speculative decoder of a temperature; made once, since its drafter has a cache of its own."""
+        if temperature not in self.decoders:
+            drafter = make_drafter(self.drafter, self.target, SamplingOptions(temperature=temperature))
+            self.decoders[temperature] = self.make_decoder(
+                temperature, drafter=drafter, num_speculative_tokens=self.count, rule="shared_noise"
+            )
+        return self.decoders[temperature]
 
     def measure(self, requests: Sequence[Request], temperature: float) -> Gain:
         """One batch both ways, after a token of each that warms up."""
-        plain, speculative = self.decoder(temperature, speculative=False), self.decoders[temperature]
+        plain, speculative = self.make_decoder(temperature, rule="shared_noise"), self.decoder(temperature)
         found: list[list[Output]] = []
         speeds = []
         for decoder in (plain, speculative):

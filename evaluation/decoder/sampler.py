@@ -5,6 +5,7 @@ the same pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -30,6 +31,7 @@ class BuiltinSampler:
     ) -> None:
         """`signal_temperature` is that of the signals' log-normaliser; None keeps no signals."""
         self.target = Runner(target, batch_size, max_length)
+        self.batch_size = batch_size
         self.eos_ids = eos_ids
         self.signal_temperature = signal_temperature
 
@@ -41,23 +43,35 @@ class BuiltinSampler:
         max_new_tokens: int,
         on_tokens: Callable[[int], None],
     ) -> list[Completion]:
-        """Completions with signals, in the order of the requests."""
-        decoder = Decoder(
+        """Completions, with signals where they are kept, in the order of the requests."""
+        if not requests:
+            return []
+        outputs = self.decoder(temperature).generate(decoder_requests(requests, max_new_tokens), on_tokens)
+        keep = self.signal_temperature is not None
+        return [
+            Completion(output.tokens, output.finish_reason, signals_of(output) if keep else None)
+            for output in outputs
+        ]
+
+    def decoder(self, temperature: float) -> Decoder:
+        """The decoder of a temperature's samples."""
+        return self.make_decoder(temperature)
+
+    def make_decoder(self, temperature: float, **more: Any) -> Decoder:
+        """A decoder of this target that keeps signals where they are wanted; `more` as `Decoder` takes it."""
+        return Decoder(
             self.target,
             eos_ids=self.eos_ids,
             options=SamplingOptions(temperature=temperature),
             keep_states=self.signal_temperature is not None,
             signal_temperature=self.signal_temperature or 1.0,
+            **more,
         )
-        wanted = [Request(request.prompt, max_new_tokens, request.seed) for request in requests]
-        return [
-            Completion(output.tokens, output.finish_reason, self.signals(output))
-            for output in decoder.generate(wanted, on_tokens)
-        ]
 
-    def signals(self, output: Output) -> Signals | None:
-        """The states of an output as signals, one row per emitted token."""
-        return None if self.signal_temperature is None else signals_of(output)
+
+def decoder_requests(requests: Sequence[SampleRequest], max_new_tokens: int) -> list[Request]:
+    """What the decoder is asked for them."""
+    return [Request(request.prompt, max_new_tokens, request.seed) for request in requests]
 
 
 def signals_of(output: Output) -> Signals:
