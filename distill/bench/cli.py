@@ -10,7 +10,7 @@ from typing import Any
 from data.errors import UserError
 from distill.stages import Say, runs_folder
 
-BENCHES = ("decoder", "training", "alignment", "kinds", "gpu")
+BENCHES = ("decoder", "sampling", "training", "alignment", "kinds", "gpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recipe",
         nargs="*",
-        help="decoder: whose trained pair (smollm2-135m); alignment: what all arms share "
-        "(smollm2-135m-open); kinds: whose drafters to compare",
+        help="decoder, sampling: whose target, drafter and prompts (smollm2-135m); alignment: what all arms "
+        "share (smollm2-135m-open); kinds: whose drafters to compare",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="A.B=VALUE", help="change a setting; repeatable"
@@ -46,8 +46,13 @@ def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]
     if options.tokens is not None and options.tokens < 1:
         raise UserError(f"--tokens {options.tokens}: give a number of tokens, 1 or more")
     benches = {
-        "decoder": _decoder, "training": _training, "alignment": _alignment, "kinds": _kinds, "gpu": _gpu
-    }  # fmt: skip
+        "decoder": _decoder,
+        "sampling": _sampling,
+        "training": _training,
+        "alignment": _alignment,
+        "kinds": _kinds,
+        "gpu": _gpu,
+    }
     return benches[options.what](options, say)
 
 
@@ -65,6 +70,14 @@ def _decoder(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str
 
     found = bench(load_recipe(_only(options, "smollm2-135m"), options.set), runs_folder(), say=say)
     return found, report(found)
+
+
+def _sampling(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
+    from distill.bench import sampling
+    from distill.recipe import load_recipe
+
+    found = sampling.bench(load_recipe(_only(options, "smollm2-135m"), options.set), runs_folder(), say)
+    return found, sampling.report(found)
 
 
 def _training(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:

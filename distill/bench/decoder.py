@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from distill.bench.sampling_peers import generate_padded
 from evaluation.acceptance import bootstrap_ratio
 from evaluation.cost_model import predict_speedup, round_cost
 from evaluation.decoder.drafters import DraftModel, ModelDrafter
@@ -104,23 +105,14 @@ def transformers(model: PreTrainedModel, **arguments: Any) -> Contender:
     """transformers' generate, over a batch padded on the left."""
 
     def decode(group: Sequence[Request], record: Record) -> list[list[int]]:
-        width = max(len(request.prompt) for request in group)
-        ids = torch.zeros(len(group), width, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, request in enumerate(group):
-            ids[row, width - len(request.prompt) :] = torch.tensor(list(request.prompt))
-            mask[row, width - len(request.prompt) :] = 1
-        made = model.generate(
-            ids.to(model.device),
-            attention_mask=mask.to(model.device),
+        return generate_padded(
+            model,
+            [request.prompt for request in group],
             max_new_tokens=group[0].max_new_tokens,
             do_sample=False,
             eos_token_id=NO_EOS,
-            pad_token_id=0,
             **arguments,
         )
-        tokens: list[list[int]] = made[:, width:].tolist()
-        return tokens
 
     return decode
 
