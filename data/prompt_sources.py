@@ -250,6 +250,12 @@ def _read_hub(source: str, parsed: ParsedSource) -> list[Prompt]:
             f"({type(error).__name__}: {reason}): check the name, the split, the access rights and that "
             "the hub can be reached, or use file:PATH"
         ) from error
+    # Without the hub, or without the commit there, the client takes whatever commit it has in its cache.
+    if not all(parsed.revision in file["filename"] for file in rows.cache_files):
+        raise UserError(
+            f"data set {parsed.place} at {parsed.revision} could not be loaded: the hub cannot be reached or "
+            "has no such commit, and what is cached here is another one"
+        )
     column = parsed.column or next((c for c in ("messages", "prompt") if c in rows.column_names), "")
     if column not in rows.column_names:
         raise UserError(
@@ -281,6 +287,13 @@ def first_question(messages: Messages) -> Messages:
         if role == "user":
             return messages[:end]
     raise UserError("a conversation without a user's turn")
+
+
+def is_template(task: str, template: str) -> bool:
+    """Does a prompt's `template` name a wording that others share? Files without templates, logs, Spec-Bench
+    and data sets of the hub have none: there it says where the prompt comes from.
+    """
+    return template not in (task, "file", "log") and not template.startswith("specbench_")
 
 
 def _prompt(source: str, task: str, template: str, messages: Messages, *, held_out: bool = False) -> Prompt:

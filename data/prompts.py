@@ -2,8 +2,9 @@
 
 A prompt's split depends on nothing but its text up to the first question: not on the seed, the count, the
 source or the order of sources, nor on how far the conversation has got. So a drafter trained under one recipe
-was never shown the test prompts of another, which is what makes "before" and "after" comparable. A built-in
-template that is held out whole gives test prompts only (`seen_template` False).
+was never shown the test prompts of another, which is what makes "before" and "after" comparable. A template
+that is held out whole, by a built-in set or by its name in a file, gives test prompts only (`seen_template`
+False).
 
 Prompts from outside are also kept apart by what they say: of near copies (`data.near_copies`) one is kept, a
 held-out one where there is one. The shipped sets stay as they are: new fills of known templates are what
@@ -24,7 +25,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from data.errors import UserError
 from data.files import canonical_hash
 from data.near_copies import near_pairs
-from data.prompt_sources import Messages, Prompt, first_question, parse_source, read_source
+from data.prompt_sources import (
+    Messages,
+    Prompt,
+    first_question,
+    is_template,
+    parse_source,
+    read_source,
+)
 
 __all__ = [
     "Prompt",
@@ -45,6 +53,9 @@ MAX_CHARACTERS = 1_000_000
 
 # Held-out prompts that come along with a source even if its `count` is tiny.
 _HELD_OUT_AT_LEAST = 4
+
+# Of fewer templates in a source none is held out whole: each of them is too much of the data.
+_TEMPLATES_AT_LEAST = 5
 
 
 class Splits(BaseModel):
@@ -127,7 +138,22 @@ def _unit(*parts: object) -> float:
 
 
 def _split(prompts: list[Prompt], splits: Splits) -> list[Prompt]:
-    return [p if p.split else replace(p, split=_split_of(p.messages, splits)) for p in prompts]
+    """Each prompt in its split. Shipped sets say which templates they hold out whole; of a file's templates
+    about the test share is held out too, by their names alone.
+    """
+    named = {p.template for p in prompts if _of_file(p) and is_template(p.task, p.template)}
+    enough = len(named) >= _TEMPLATES_AT_LEAST
+    unseen = {name for name in named if enough and _unit("template", name) < splits.test}
+    split = []
+    for prompt in prompts:
+        if _of_file(prompt) and prompt.template in unseen:
+            prompt = replace(prompt, split="test", seen_template=False)
+        split.append(prompt if prompt.split else replace(prompt, split=_split_of(prompt.messages, splits)))
+    return split
+
+
+def _of_file(prompt: Prompt) -> bool:
+    return prompt.source.startswith("file:")
 
 
 def _split_of(messages: Messages, splits: Splits) -> str:

@@ -99,9 +99,10 @@ def acceptance_table(evaluation: Mapping[str, Any]) -> "Table":
     """The three acceptances over all tasks, before and after training, by unseen fills and unseen
     templates.
     """
-    table = _table(
-        "Acceptance per token, before -> after training", ("templates", "temperature"), (*_MEASURES, "tokens")
-    )
+    from evaluation.tables import split_heading
+
+    words = (split_heading(evaluation), "temperature")
+    table = _table("Acceptance per token, before -> after training", words, (*_MEASURES, "tokens"))
     before = {(row["split"], row["temperature"]): row for row in _overall(evaluation, "acceptance_before")}
     for row in _overall(evaluation, "acceptance"):
         earlier = before.get((row["split"], row["temperature"]), {})

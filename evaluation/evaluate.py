@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from data.files import write_json
+from data.prompt_sources import is_template
 from evaluation.measurements import SPLITS
 from evaluation.verdict import verdict
 
@@ -122,6 +123,7 @@ def run(
         "machine": machine,
         "dtype": str(evaluation.model.dtype).removeprefix("torch."),
         "data_digest": data_digest,
+        "templates": all(is_template(record.task, record.template) for record in evaluation.test),
         "serving": serving.model_dump(),
         "acceptance": after["rows"],
         "acceptance_before": earlier["rows"],

@@ -63,6 +63,15 @@ def serving_label(serving: Mapping[str, Any]) -> str:
     return ", ".join([*parts, f"batch {serving.get('batch_size', 1)}"])
 
 
+def split_label(evaluation: Mapping[str, Any], split: str) -> str:
+    """The test prompts of a split in words: those of seen or unseen templates. Prompts that came without
+    templates are new ones of known sources, and never of an unseen template.
+    """
+    if split == "seen" and not evaluation.get("templates", True):
+        return "new prompts of known sources"
+    return f"{split} templates"
+
+
 def drafts_label(best: Mapping[str, Any]) -> str:
     """How many drafts a round the headline path makes: `K = 4`, or `up to 6 drafts a round` where it stops
     early.

@@ -24,6 +24,7 @@ from evaluation.figures import (
     plain_line,
     triple,
 )
+from evaluation.measures import split_label
 from evaluation.tables import DRAFTER_NAMES, subtitle
 
 MEASURES = ("greedy", "sampled", "argmax")
@@ -57,9 +58,7 @@ def write_plots(
 
 
 def plot_speedup(evaluation: Mapping[str, Any]) -> Plot | None:
-    """Speedup over K, measured (with intervals) and predicted, for the drafter and n-gram look-up, by
-    split.
-    """
+    """Speedup over K, measured and predicted, for the drafter and n-gram look-up, by split."""
     rows = [row for row in evaluation.get("decode") or [] if row["drafter"] in DRAFTER_NAMES]
     series = grouped(rows, "drafter", "split")
     if not series:
@@ -70,7 +69,7 @@ def plot_speedup(evaluation: Mapping[str, Any]) -> Plot | None:
         points = sorted(points, key=lambda row: row["num_speculative_tokens"])
         widths = [row["num_speculative_tokens"] for row in points]
         means = [row["speedup"]["mean"] for row in points]
-        colour, name = COLOURS[index], f"{DRAFTER_NAMES[drafter]}, {split} templates"
+        colour, name = COLOURS[index], f"{DRAFTER_NAMES[drafter]}, {split_label(evaluation, split)}"
         axes.errorbar(
             widths,
             means,
@@ -102,7 +101,7 @@ def plot_speedup(evaluation: Mapping[str, Any]) -> Plot | None:
             [row["speedup"] for row in model],
             linestyle=(0, (1, 3)),
             color="black",
-            label="drafter, seen templates, cost model for any K",
+            label=f"drafter, {split_label(evaluation, 'seen')}, cost model for any K",
         )
         table += [
             ["cost model", "", row["num_speculative_tokens"], "", "", "", row["speedup"]] for row in model
@@ -117,9 +116,7 @@ def plot_speedup(evaluation: Mapping[str, Any]) -> Plot | None:
 
 
 def plot_batches(evaluation: Mapping[str, Any]) -> Plot | None:
-    """The best K's speedup over batch size, predicted and, where it was measured, measured, with the line at
-    which speculation breaks even.
-    """
+    """The best K's speedup over batch size, predicted and, where it was measured, measured."""
     best = (evaluation.get("cost_model") or {}).get("best") or []
     if not best:
         return None
@@ -183,7 +180,7 @@ def plot_acceptance(evaluation: Mapping[str, Any]) -> Plot | None:
     if not series:
         return None
     figure, axes = new_figure(width=1.2 * len(groups) * len(series) / 2 + 3)
-    labels = [f"{split} templates\ntemperature {temperature:g}" for split, temperature in groups]
+    labels = [f"{split_label(evaluation, split)}\ntemperature {heat:g}" for split, heat in groups]
     bars(axes, labels, [[values.get(group) for group in groups] for values in series.values()], list(series))
     axes.set_ylabel("acceptance per token")
     axes.set_ylim(0, 1)
@@ -197,9 +194,7 @@ def plot_acceptance(evaluation: Mapping[str, Any]) -> Plot | None:
 
 
 def plot_positions(evaluation: Mapping[str, Any]) -> Plot | None:
-    """Acceptance at each drafted position, given that all before it were accepted, at the largest K
-    measured.
-    """
+    """Acceptance at each drafted position where all before it were accepted, at the largest K measured."""
     rows = [row for row in evaluation.get("decode") or [] if row.get("conditional_acceptance")]
     longest = {
         key: max(points, key=lambda row: row["num_speculative_tokens"])
@@ -218,7 +213,7 @@ def plot_positions(evaluation: Mapping[str, Any]) -> Plot | None:
             marker=MARKERS[index % len(MARKERS)],
             color=COLOURS[index % len(COLOURS)],
             linestyle=("-", "--", "-.", ":")[index % 4],
-            label=f"{DRAFTER_NAMES[drafter]}, {split} templates",
+            label=f"{DRAFTER_NAMES[drafter]}, {split_label(evaluation, split)}",
         )
         table += [
             [drafter, split, position, value] for position, value in zip(positions, values, strict=True)
@@ -235,7 +230,7 @@ def plot_positions(evaluation: Mapping[str, Any]) -> Plot | None:
             color="black",
             markerfacecolor="none",
             linestyle=(0, (1, 3)),
-            label=f"teacher-forced, {split} templates",
+            label=f"teacher-forced, {split_label(evaluation, split)}",
         )
         table += [["teacher-forced", split, int(row["bin"]), row[measure]["mean"]] for row in points]
     axes.set_xlabel("position in the drafted block")
@@ -264,7 +259,8 @@ def plot_tasks(evaluation: Mapping[str, Any]) -> Plot | None:
     found = {(row["task"], row["split"]): row.get(measure) for row in rows}
     figure, axes = new_figure(width=1.2 * len(tasks) + 3)
     values = [[found.get((task, split)) for task in tasks] for split in splits]
-    bars(axes, [literal(task) for task in tasks], values, [f"{split} templates" for split in splits])
+    labels = [split_label(evaluation, split) for split in splits]
+    bars(axes, [literal(task) for task in tasks], values, labels)
     axes.set_ylabel(f"acceptance per token ({measure}, temperature {lowest:g})")
     axes.set_ylim(0, 1)
     table = [
@@ -299,7 +295,7 @@ def plot_curve(evaluation: Mapping[str, Any], by: str) -> Plot | None:
             color=COLOURS[index],
             linestyle=("-", "--")[index % 2],
             capsize=3,
-            label=f"{split[0]} templates",
+            label=split_label(evaluation, split[0]),
         )
     axes.set_xticks(range(len(bins)), bins, fontsize=8)
     words = {"entropy": "entropy of the target's choice (nats)", "answer": "position in the answer (tokens)"}

@@ -88,7 +88,7 @@ def decode_table(evaluation: Mapping[str, Any]) -> TextTable:
             )
         )
     heading = (
-        *("drafter", "templates", "batch", "K", "prompts", "tokens per call", "accepted"),
+        *("drafter", split_heading(evaluation), "batch", "K", "prompts", "tokens per call", "accepted"),
         *("same text", "tokens/s", "plain", "speedup", "predicted"),
     )
     return TextTable(subtitle(evaluation), heading, 2, rows, chosen)
@@ -109,8 +109,14 @@ def latency_table(evaluation: Mapping[str, Any]) -> TextTable:
             str(row["num_speculative_tokens"]),
         )
         rows.append((*cells, *_latencies(row)))
-    heading = ("decoder", "templates", "batch", "K", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95")
+    ranks = ("TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95")
+    heading = ("decoder", split_heading(evaluation), "batch", "K", *ranks)
     return TextTable("Milliseconds of an answer, waiting for its turn left out", heading, 2, rows)
+
+
+def split_heading(evaluation: Mapping[str, Any]) -> str:
+    """Over a column of "seen" and "unseen": what was seen, templates where the prompts have them."""
+    return "templates" if evaluation.get("templates", True) else "sources"
 
 
 def subtitle(evaluation: Mapping[str, Any]) -> str:

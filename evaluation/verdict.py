@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from evaluation.measures import best_decode, drafts_label
+from evaluation.measures import best_decode, drafts_label, split_label
 
 Standing = Literal["pays", "unclear", "does not pay"]
-_WHERE = {"seen": "known templates with new content", "unseen": "templates it has never seen"}
+_WHERE = {
+    "seen templates": "known templates with new content",
+    "unseen templates": "templates it has never seen",
+    "new prompts of known sources": "new prompts of the sources it was trained on",
+}
 
 
 def standing(speedup: Mapping[str, float]) -> Standing:
@@ -44,7 +48,7 @@ def verdict(evaluation: Mapping[str, Any]) -> str:
     speedup = best["speedup"]
     measured = (
         f"{speedup['mean']:.2f}x, 95 % interval {speedup['low']:.2f}-{speedup['high']:.2f}, over the fastest "
-        f"plain path on {_WHERE[best['split']]}"
+        f"plain path on {_WHERE[split_label(evaluation, best['split'])]}"
     )
     if row.get("tokens_per_second"):
         rates = f"{row['plain_tokens_per_second']:.1f} -> {row['tokens_per_second']:.1f} tokens/s"

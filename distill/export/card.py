@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distill.export import Format
-from evaluation.measures import headline_acceptance, machine_label, serving_label
+from evaluation.measures import headline_acceptance, machine_label, serving_label, split_label
 
 _SERVE = {
     "hf": [
@@ -111,10 +111,8 @@ def _measures(evaluation: Mapping[str, Any]) -> list[str]:
     for measure in ("sampled", "argmax", "greedy"):
         found = headline_acceptance(evaluation.get("acceptance") or [], measure, serving)
         if found:
-            lines.append(
-                f"- `acceptance/{measure}` (seen templates, temperature {found['temperature']:g}): "
-                f"{_interval(found, 3)}"
-            )
+            where = f"{split_label(evaluation, 'seen')}, temperature {found['temperature']:g}"
+            lines.append(f"- `acceptance/{measure}` ({where}): {_interval(found, 3)}")
     lines += [
         "",
         "| prompts | K | tokens per target call | speedup over plain | number of prompts |",
@@ -124,7 +122,7 @@ def _measures(evaluation: Mapping[str, Any]) -> list[str]:
         if row.get("drafter") in ("model", "adaptive"):
             upper = "up to " if row["drafter"] == "adaptive" else ""
             cells = (
-                f"{row['split']} templates",
+                split_label(evaluation, row["split"]),
                 f"{upper}{row['num_speculative_tokens']}",
                 _interval(row["tokens_per_target_call"], 2),
                 _interval(row["speedup"], 2),

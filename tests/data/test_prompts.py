@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from data import prompt_sets
 from data.errors import UserError
+from data.prompt_sources import is_template
 from data.prompts import (
     Prompt,
     PromptSource,
@@ -461,6 +462,40 @@ def test_all_turns_of_a_conversation_fall_into_one_split(write: Callable[..., st
     assert {split for each in splits.values() for split in each} == {"train", "select", "test"}
 
 
+def test_a_files_templates_are_held_out_whole_by_their_names(write: Callable[..., str]) -> None:
+    def rows(count: int) -> list[dict[str, str]]:
+        return [
+            {"prompt": f"{i * 7919} of {t * 104729} {i}", "task": "mail", "template": f"mail {t}"}
+            for t in range(count)
+            for i in range(12)
+        ]
+
+    prompts = load("file:" + write(*rows(60)))
+    unseen = {p.template for p in prompts if not p.seen_template}
+    assert 2 <= len(unseen) <= 12
+    assert {p.split for p in prompts if p.template in unseen} == {"test"}
+    assert {p.split for p in prompts if p.template not in unseen} == {"train", "select", "test"}
+    fewer = load("file:" + write(*rows(40), name="fewer.jsonl"))
+    there = {p.template for p in fewer}
+    assert {p.template for p in fewer if not p.seen_template} == unseen & there, "the others do not matter"
+    few = load("file:" + write(*rows(4), name="few.jsonl"), splits=Splits(test=0.8))
+    assert all(p.seen_template for p in few)
+    plain = [{"prompt": row["prompt"]} for row in rows(60)]
+    assert all(p.seen_template for p in load("file:" + write(*plain, name="plain.jsonl")))
+
+
+def test_only_sets_and_files_that_name_templates_have_any(
+    builtin: list[Prompt], write: Callable[..., str]
+) -> None:
+    assert all(is_template(p.task, p.template) for p in builtin)
+    labelled = write({"prompt": "a", "task": "mail", "template": "reply"}, name="l.jsonl")
+    assert [is_template(p.task, p.template) for p in load(f"file:{labelled}")] == [True]
+    question = write({"category": "writing", "turns": ["Write"]}, name="q.jsonl")
+    request = write({"messages": [{"role": "user", "content": "Name three rivers."}]}, name="r.jsonl")
+    for source in ("file:" + write({"prompt": "b"}), f"specbench:{question}", f"log:{request}"):
+        assert [is_template(p.task, p.template) for p in load(source)] == [False], source
+
+
 def test_spec_bench_gives_first_turns_with_our_tasks(write: Callable[..., str]) -> None:
     path = write(
         {"question_id": 1, "category": "writing", "turns": ["Write a letter.", "Now rhyme it."]},
@@ -488,6 +523,7 @@ class FakeRows:
     def __init__(self, **columns: list[Any]) -> None:
         self.columns = columns
         self.column_names = list(columns)
+        self.cache_files = [{"filename": f"/cache/org___set/{COMMIT}/set-train.arrow"}]
 
     def __getitem__(self, name: str) -> list[Any]:
         return self.columns[name]
@@ -517,6 +553,8 @@ def test_the_hub_is_asked_for_the_pinned_revision(
     assert asked == [("org/set", COMMIT, "part")] * 2
     with pytest.raises(UserError, match="messages, question"):
         load(f"hub:org/set@{COMMIT}:part:answer")
+    with pytest.raises(UserError, match="what is cached here is another one"):
+        load(f"hub:org/set@{COMMIT[::-1]}:part")
 
 
 def test_an_unreachable_hub_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

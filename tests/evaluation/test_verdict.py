@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from evaluation.measures import split_label
 from evaluation.verdict import pays, standing, verdict, why
 
 
@@ -39,6 +40,13 @@ def test_the_verdict_follows_the_interval(mean: float, said: str, gain: bool) ->
     told = evaluation(mean)
     assert verdict(told).startswith(said) and pays(told) is gain
     assert f"20.0 -> {20 * mean:.1f} tokens/s, 30 prompts" in verdict(told)
+
+
+def test_prompts_without_templates_are_not_said_to_have_any() -> None:
+    assert "on known templates with new content" in verdict(evaluation(2.0))
+    own = verdict(evaluation(2.0, templates=False))
+    assert "on new prompts of the sources it was trained on" in own and "template" not in own
+    assert split_label({"templates": False}, "unseen") == "unseen templates", "a shipped set beside them"
 
 
 def test_a_threshold_counts_as_unclear() -> None:
