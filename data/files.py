@@ -1,13 +1,15 @@
 """Files written whole or not at all, and the digests by which stages recognise them."""
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -85,10 +87,16 @@ def commit_file(temporary: Path, path: Path) -> None:
 
 def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a new folder, sync it and rename it to `directory`; the old one goes only after
-    that.
+    that. Who is killed in between leaves the new folder under its temporary name (`drop_abandoned`).
     """
     directory = Path(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
+    with _folder_lock(directory.parent, fcntl.LOCK_SH):
+        _replace_directory(directory, write)
+    _sync_folder(directory.parent)
+
+
+def _replace_directory(directory: Path, write: Callable[[Path], object]) -> None:
     temporary = directory.parent / f".{directory.name}.{uuid4().hex[:8]}.tmp"
     temporary.mkdir()
     try:
@@ -105,7 +113,33 @@ def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync_folder(directory.parent)
+
+
+def drop_abandoned(folder: Path) -> None:
+    """Delete what `replace_directory` left in `folder` under temporary names when its process was killed;
+    nothing while any process writes there.
+    """
+    with _folder_lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+        if alone:
+            for path in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _folder_lock(folder: Path, kind: int) -> Iterator[bool]:
+    """Hold the kernel's lock (flock) on a folder, which ends with its process however that ends; False where
+    others hold it, or where there is no such folder or lock.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, kind)
+        except OSError:
+            held = False
+        else:
+            held = True
+        yield held
 
 
 def sync_tree(directory: Path) -> None:

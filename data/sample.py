@@ -30,7 +30,7 @@ from data.vllm_engine import VllmConfig
 _log = logging.getLogger(__name__)
 
 BATCHES_PER_SHARD = 4  # finished rows are refilled inside a shard; an interruption loses at most one
-SUMMARY = "samples.json"
+SUMMARY, PAGE = "samples.json", "samples.html"
 _LOOK_SECONDS = 5  # between two looks at what other processes have done
 
 

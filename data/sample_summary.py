@@ -29,12 +29,16 @@ def write_quarantine(path: Path, failed: Sequence[dict[str, str]]) -> None:
 
 
 def summarise(directory: Path) -> dict[str, Any]:
-    """Counts over all shards, and over those of each split: see `describe`; then the quarantine by reason."""
+    """Counts over all shards, and over those of each split and task: see `describe`; then the quarantine by
+    reason.
+    """
     groups: dict[str, list[SampleRecord]] = {"all": []}
+    by_task: dict[str, list[SampleRecord]] = {}
     for path in sorted(directory.glob("samples-*.parquet")):
         for record in read_records(path):
             groups["all"].append(record)
             groups.setdefault(record.split, []).append(record)
+            by_task.setdefault(record.task, []).append(record)
     failed = [
         json.loads(line)
         for path in sorted(directory.glob("quarantine-*.jsonl"))
@@ -42,6 +46,7 @@ def summarise(directory: Path) -> dict[str, Any]:
     ]
     return {
         **{name: describe(records) for name, records in groups.items()},
+        "by_task": {task: describe(records) for task, records in sorted(by_task.items())},
         "quarantined": len(failed),
         "quarantine_reasons": dict(Counter(row["reason"] for row in failed).most_common(10)),
     }
@@ -72,7 +77,6 @@ def describe(records: Sequence[SampleRecord]) -> dict[str, Any]:
             for token, number in sorted(Counter(record.input_ids[-1] for record in stopped).items())
         },
         "reencoded": sum(record.reencoded for record in records),
-        "tasks": dict(sorted(Counter(record.task for record in records).items())),
         "temperatures": {
             f"{temperature:g}": number
             for temperature, number in sorted(Counter(record.temperature for record in records).items())
@@ -104,6 +108,26 @@ def sample_notes(summary: dict[str, Any]) -> list[str]:
         failed = f"{summary['quarantined']:,} samples failed and are quarantined"
         notes.append(f"{failed}; {count:,} with: {reason}")
     return notes
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """The summary for reading, a line per matter."""
+    whole = summary["all"]
+    splits = [name for name in ("train", "select", "test") if name in summary]
+    lines = [
+        *sample_notes(summary),
+        "splits: " + ", ".join(f"{name} {summary[name]['samples']:,}" for name in splits),
+        "tasks: " + ", ".join(f"{task} {each['samples']:,}" for task, each in summary["by_task"].items()),
+        "tokens an answer: " + ", ".join(f"{name} {value}" for name, value in whole["length"].items()),
+        "ended by id: " + (", ".join(f"{id_} {count:,}" for id_, count in whole["eos"].items()) or "none"),
+    ]
+    if entropy := summary.get("entropy"):
+        lines.append(
+            f"entropy of the target's choices at temperature {entropy['temperature']:g}: mean "
+            f"{entropy['mean']:.2f} nats, median {entropy['median']:.2f}, p95 {entropy['p95']:.2f}, over "
+            f"{entropy['tokens']:,} tokens"
+        )
+    return lines
 
 
 def budget_notes(tokens: int, budget: int) -> list[str]:

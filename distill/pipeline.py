@@ -12,12 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
-from data.files import canonical_hash, write_atomic, write_json
+from data.files import canonical_hash, drop_abandoned, write_atomic, write_json
 from distill.context import Run, samples_digest
 from distill.fit import check_fit
 from distill.identity import environment
@@ -25,6 +24,7 @@ from distill.model_files import out_of_memory
 from distill.progress import Progress
 from distill.recipe import Recipe
 from distill.result import Result, read_json
+from distill.sampling import sample
 from distill.stages import Say, recipe_lock, run_stage
 from distill.system_metrics import system_metrics
 from evaluation.measures import HEADLINE, candidate_metrics
@@ -69,6 +69,7 @@ def run(
     root = runs_dir / recipe.name
     with recipe_lock(root) as killed, ExitStack() as stack:
         write_atomic(root / "recipe.yaml", recipe.resolved_yaml())
+        drop_abandoned(runs_dir / "cache")
         started = time.monotonic()
         run = Run(recipe, runs_dir, say, stack, processes)
         if killed:
@@ -108,52 +109,6 @@ def run(
 
 # The stages. Each fills `folder`, and goes on where it was interrupted before; sentences that one returns are
 # notes for the user.
-
-
-def sample(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
-    """The target's own answers as token ids, with the hidden states that chose each token."""
-    from data.sample import SUMMARY, drop_damaged_shards
-    from data.sample import run as run_sampling
-    from data.sample_summary import budget_notes, sample_metrics, sample_notes
-    from distill.engines import EngineOnDemand, can_share, make_engine
-    from distill.processes import run_stage_in
-
-    config = run.recipe.sample
-    elsewhere = run.stages["sample"].siblings(besides=("config", "sample", "tokens"))
-    shared = run.processes is not None and can_share(config)
-    run.say(f"sample: {run.held_out} held-out prompts a kind first, then {config.tokens:,} training tokens")
-    with Progress("sample", config.tokens) as progress:
-        if shared:
-            assert run.processes is not None
-            drop_damaged_shards(folder)
-            run_stage_in(
-                run.processes,
-                "sample",
-                run.recipe,
-                run.runs_dir,
-                folder,
-                lambda message: progress.advance(message["tokens"]),
-            )
-        # After several processes all shards are there: they are counted, and what was sampled ahead goes
-        engine = EngineOnDemand(partial(make_engine, run, folder, elsewhere))
-        tokens = run_sampling(
-            run.prompts,
-            engine,
-            config,
-            held_out=run.held_out,
-            seed=run.recipe.seed,
-            directory=folder,
-            on_tokens=(lambda count: None) if shared else progress.advance,
-            elsewhere=elsewhere,
-        )
-    summary = read_json(folder / SUMMARY)
-    tracker.log_metrics({"sample/tokens": tokens, **sample_metrics(summary)})
-    tracker.log_artifact(folder / SUMMARY)
-    gains = getattr(engine.made, "gains", [])  # of a drafter, where one was used in this session
-    for gain in gains:
-        tracker.log_metrics({f"sample/speedup_t{gain.temperature:g}": gain.speedup})
-    short = budget_notes(tokens, config.tokens)
-    return [*sample_notes(summary), *short, *(gain.note() for gain in gains)]
 
 
 def train(run: Run, folder: Path, tracker: "Tracker") -> list[str]:

@@ -1,4 +1,4 @@
-"""`distill show`: one sample as the training stage sees it, with what is trained marked.
+"""`distill show`: the samples in figures, and one as the training stage sees it, with what is trained marked.
 
 What is masked wrongly is trained wrongly without a word: here it can be seen. The first token of the answer
 and the end-of-sequence token must both be trained.
@@ -6,6 +6,7 @@ and the end-of-sequence token must both be trained.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 
 from data.errors import UserError
 from data.records import SampleRecord, open_samples
+from data.sample import PAGE, SUMMARY
+from data.sample_summary import summarise, summary_lines
 from distill.context import Run
 from distill.recipe import Recipe
 from distill.stages import Say
@@ -31,7 +34,8 @@ class Piece:
 
 
 def show(recipe: Recipe, runs_dir: Path, index: int, say: Say) -> dict[str, Any]:
-    """Sample number `index` of the recipe's finished or half-done sampling stage, in pieces; as plain data.
+    """What the recipe's finished or half-done sampling stage holds, and its sample number `index` in pieces;
+    as plain data.
 
     Raises `UserError` where nothing is sampled yet, or there is no such sample.
     """
@@ -44,6 +48,7 @@ def show(recipe: Recipe, runs_dir: Path, index: int, say: Say) -> dict[str, Any]
         if not -len(samples) <= index < len(samples):
             raise UserError(f"--index {index}: the samples are numbered 0 to {len(samples) - 1}")
         record = samples[index]
+        summary = _summary(folder)
         pieces = pieces_of(record, run.tokenizer)
         ends = bool(record.finish_reason == "stop" and record.input_ids[-1] in run.eos_ids)
     return {
@@ -60,7 +65,17 @@ def show(recipe: Recipe, runs_dir: Path, index: int, say: Say) -> dict[str, Any]
         "trained_tokens": record.completion_tokens,
         "ends_with_trained_eos": ends and record.completion_mask[-1],
         "pieces": [vars(piece) for piece in pieces],
+        "summary": summary,
+        "page": str(folder / PAGE) if (folder / PAGE).exists() else None,
     }
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """What stands written where the stage is finished, else made now of the shards that are there."""
+    if (folder / PAGE).exists():
+        written: dict[str, Any] = json.loads((folder / SUMMARY).read_text("utf-8"))
+        return written
+    return summarise(folder)
 
 
 def pieces_of(record: SampleRecord, tokenizer: Any) -> list[Piece]:
@@ -76,7 +91,7 @@ def pieces_of(record: SampleRecord, tokenizer: Any) -> list[Piece]:
 
 
 def render(answer: dict[str, Any]) -> str:
-    """What `show` found, for reading: trained tokens stand between bars."""
+    """What `show` found, for reading: all in figures, then the sample, its trained tokens between bars."""
     facts = [
         answer["split"],
         f"task {answer['task']}",
@@ -86,7 +101,10 @@ def render(answer: dict[str, Any]) -> str:
     ]
     if answer["reencoded"]:
         facts.append("ENCODED AGAIN")
-    lines = [f"sample {answer['index']} of {answer['samples']}: {', '.join(facts)}"]
+    lines = summary_lines(answer["summary"])
+    if answer["page"]:
+        lines.append(f"page: {answer['page']}")
+    lines.append(f"sample {answer['index']} of {answer['samples']}: {', '.join(facts)}")
     for piece in answer["pieces"]:
         count = len(piece["ids"])
         if piece["trained"]:

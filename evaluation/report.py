@@ -29,7 +29,7 @@ def candidate_page(
     worst = is_lossless(evaluation) is False or decided == "does not pay"
     mood = "good" if pays(evaluation) else "bad" if worst else "unclear"
     certificate = evaluation.get("certificate")
-    return _render(
+    return render_page(
         title=f"Drafter {name}",
         subtitle=subtitle(evaluation),
         verdict=evaluation["best"]["verdict"],
@@ -47,7 +47,7 @@ def candidate_page(
 def comparison_page(groups: Sequence[RankedGroup]) -> str:
     """All candidates of all groups, with the fastest of each group in the headline."""
     verdicts = [_leader(group) for group in groups if group.rows and group.rows[0].place == 1]
-    return _render(
+    return render_page(
         title="Drafters compared",
         subtitle="Only candidates of one target, serving mode, data and machine compare.",
         verdict=" ".join(verdicts) or "No candidate has a measured speedup yet.",
@@ -133,7 +133,8 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _render(**content: Any) -> str:
+def render_page(**content: Any) -> str:
+    """The template report.html filled in; every name in it must be given."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = FileSystemLoader(Path(__file__).parent)

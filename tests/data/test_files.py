@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from data import files
-from data.files import canonical_hash, sha256_file, write_atomic, write_json
+from data.files import (
+    canonical_hash,
+    drop_abandoned,
+    replace_directory,
+    sha256_file,
+    write_atomic,
+    write_json,
+)
 
 
 def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
@@ -90,3 +97,21 @@ def test_a_committed_file_takes_the_place_of_the_old_one_and_leaves_no_temporary
     temporary.write_text("new")
     commit_file(temporary, path)
     assert path.read_text() == "new" and not temporary.exists()
+
+
+def test_what_a_killed_process_had_begun_is_swept_but_nothing_that_is_being_written(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "weights").write_text("half")
+        drop_abandoned(tmp_path)  # another process starts
+        assert (folder / "weights").exists()
+
+    replace_directory(tmp_path / "model", fill)
+    child = os.fork()
+    if not child:
+        replace_directory(tmp_path / "other", lambda folder: os._exit(9))
+    os.waitpid(child, 0)
+    (left,) = tmp_path.glob(".other.*.tmp")
+    drop_abandoned(tmp_path)
+    assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    drop_abandoned(tmp_path / "nowhere")

@@ -1,5 +1,6 @@
 """`distill show`: the sample that training sees, cut where training begins."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from data.errors import UserError
 from data.records import SampleRecord
+from data.sample_summary import summarise
 from distill.pipeline import run
 from distill.recipe import Recipe, load_recipe
 from distill.show import pieces_of, render, show
@@ -35,6 +37,11 @@ def test_the_answer_is_marked_from_its_first_token_to_its_end(sampled: tuple[Rec
     assert len(completion["ids"]) == answer["trained_tokens"] == 16
     text = render(answer)
     assert "16 tokens, trained" in text and "cut at max_new_tokens" in text
+    assert "tasks: class " in text and "entropy of the target's choices" in text
+    page = Path(answer["page"])
+    assert f"page: {page}" in text and "<svg" in page.read_text()
+    manifest = json.loads((page.parent / "manifest.json").read_text())
+    assert {"samples.html", "samples.json"} < manifest["files"].keys()
     assert show(recipe, runs, -1, quiet)["index"] == answer["samples"] - 1
 
 
@@ -60,11 +67,12 @@ def test_a_mask_in_several_parts_is_shown_as_it_is() -> None:
     ]  # fmt: skip
 
 
-def test_an_end_that_is_not_trained_is_shouted() -> None:
+def test_an_end_that_is_not_trained_is_shouted(tmp_path: Path) -> None:
     answer: dict[str, Any] = {
         "index": 0, "samples": 1, "split": "train", "task": "t", "template": "t", "seen_template": False,
         "temperature": 0.0, "finish_reason": "stop", "reencoded": True, "ends_with_trained_eos": False,
         "pieces": [{"trained": True, "ids": [1, 2], "tokens": ["a", "\n"], "text": "a\n"}],
+        "summary": summarise(tmp_path), "page": None,
     }  # fmt: skip
     text = render(answer)
     assert "WITHOUT A TRAINED EOS" in text and "ENCODED AGAIN" in text and "held out" in text
