@@ -145,7 +145,9 @@ def _listed() -> str:
 
 
 def _hint(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    # The initials of several words before like spellings: lr is learning_rate, though lora is nearer
+    short = [name for name in known if len(word) > 1 and word == "".join(x[:1] for x in name.split("_"))]
+    near = short or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -138,6 +138,7 @@ def test_overrides_are_read_as_yaml_and_the_last_one_wins() -> None:
     ("override", "words"),
     [
         ("train.lerning_rate=1", "did you mean learning_rate?"),
+        ("train.lr=1", "did you mean learning_rate?"),
         ("trian.loss.name=tvd", "did you mean train?"),
         ("train.loss.nme=tvd", "did you mean name?"),
         ("train.loss.name.deeper=1", "has no parts"),
