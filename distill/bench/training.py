@@ -8,12 +8,13 @@ process of its own, so that one's memory is not another's.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from distill.identity import environment
+from distill.identity import environment, gpu
 from distill.stages import Say
 
 VOCABULARIES = (49_152, 128_256)
@@ -46,26 +47,45 @@ class Shape:
     """Timed, after one on a single row."""
 
 
+CPU = Shape(0)
+CARD = Shape(
+    0,
+    hidden_size=1024,
+    intermediate_size=4096,
+    heads=16,
+    target_layers=16,
+    prompt=64,
+    completion=192,
+    steps=10,
+)
+"""Enough work to keep a GPU busy; all of it in under two minutes."""
+
+
 def bench(say: Say) -> dict[str, Any]:
-    """Every arm at every vocabulary, and the losses' own memory over vocabulary and tokens."""
+    """Every arm at every vocabulary, and the losses' own memory over vocabulary and tokens; on the GPU, in a
+    shape for one, where there is one."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else asking for a GPU here spoils the forks
     # Imported once, before processes are forked; nothing is computed here, so no threads are started
     from distill.bench.training_arms import loss_peak, train_steps
+
+    shape = CPU if gpu() is None else CARD
 
     arms: dict[str, Any] = {}
     for size in VOCABULARIES:
         arms[str(size)] = {}
         for name in ARMS:
-            done = arms[str(size)][name] = in_a_process(train_steps, name, Shape(size))
+            done = arms[str(size)][name] = in_a_process(train_steps, name, replace(shape, vocab_size=size))
             say(f"bench training: {name}, {size:,} ids: {done['tokens_per_second']:.0f} tokens/s")
     curve = []
     for size in VOCABULARIES:
         for tokens in CURVE_TOKENS:
-            peaks = {name: in_a_process(loss_peak, name, Shape(size), tokens) for name in CURVE_ARMS}
+            sized = replace(shape, vocab_size=size)
+            peaks = {name: in_a_process(loss_peak, name, sized, tokens) for name in CURVE_ARMS}
             curve.append({"vocabulary": size, "tokens": tokens, **peaks})
         say(f"bench training: memory of the losses over {size:,} ids")
     return {
         "environment": environment(),
-        "shape": asdict(Shape(0)),
+        "shape": asdict(shape),
         "arms": arms,
         "ratios": {size: ratios(found) for size, found in arms.items()},
         "curve": curve,

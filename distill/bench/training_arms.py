@@ -63,9 +63,9 @@ class Step:
             num_key_value_heads=max(1, shape.heads // 3),
             tie_word_embeddings=False,
         )
-        return LlamaForCausalLM(config).to(
-            self.device, torch.bfloat16 if self.device == "cuda" else torch.float32
-        )
+        with torch.device(self.device):  # drawing the weights on a CPU would take longer than the steps
+            model = LlamaForCausalLM(config)
+        return model.to(torch.bfloat16 if self.device == "cuda" else torch.float32)
 
     def batch(self, rows: int) -> Batch:
         """The first `rows` rows."""
