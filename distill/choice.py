@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather, pad_across_processes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -28,6 +30,7 @@ from distill.heads import TargetRows, TopKRows, row_of_id, target_rows
 from distill.loss_config import LossConfig
 from distill.losses import forward_kl
 from distill.models import load_drafter
+from evaluation.head import Head, as_head, head_of
 from evaluation.signals import completion_states, target_signals
 
 if TYPE_CHECKING:
@@ -44,27 +47,29 @@ def chosen_count(tokens: int, share: float) -> int:
     return max(1, round(share * tokens))
 
 
+def most_learnable(gap_N: Tensor, share: float) -> Tensor:
+    """Which of this process's N tokens (int64, rising) are among the `share` of all processes' tokens with
+    the largest gaps: how far their forward KL exceeds that of the reference.
+
+    All processes have to ask, also one without a token.
+    """
+    state = PartialState()
+    tokens = int(gather(torch.tensor([len(gap_N)], device=gap_N.device)).sum())
+    gaps = gather(pad_across_processes(gap_N, pad_index=-torch.inf))
+    width = len(gaps) // state.num_processes
+    places = torch.topk(gaps, chosen_count(tokens, share)).indices.sort().values - state.process_index * width
+    return places[(places >= 0) & (places < len(gap_N))]
+
+
 @torch.no_grad()
-def most_learnable(
-    hidden_NH: Tensor,
-    head_VH: Tensor,
-    target: TargetRows | TopKRows,
-    reference_N: Tensor,
-    *,
-    temperature: float,
-    share: float,
+def token_kl(
+    hidden_NH: Tensor, head_VH: Head | Tensor, target: TargetRows | TopKRows, temperature: float
 ) -> Tensor:
-    """The rows (int64, rising) whose forward KL exceeds that of the reference, `reference_N`, by most."""
-    gap_N = token_kl(hidden_NH, head_VH, target, temperature) - reference_N
-    return torch.topk(gap_N, chosen_count(len(gap_N), share)).indices.sort().values
-
-
-@torch.no_grad()
-def token_kl(hidden_NH: Tensor, head_VH: Tensor, target: TargetRows | TopKRows, temperature: float) -> Tensor:
     """Forward KL of each token, float32 [N], a block of rows at a time."""
+    head = as_head(head_VH)
     result = torch.empty(len(hidden_NH), device=hidden_NH.device)
-    for block in _blocks(len(hidden_NH), len(head_VH)):
-        draft = ((hidden_NH[block] @ head_VH.T).float() / temperature).log_softmax(-1)
+    for block in _blocks(len(hidden_NH), len(head)):
+        draft = (head.logits(hidden_NH[block]) / temperature).log_softmax(-1)
         result[block] = forward_kl(draft, target.log_probs(block, draft, temperature))
     return result
 
@@ -110,9 +115,13 @@ def reference_kl(
         )
         reference = load_drafter(trained.directory, target.model.device)
         parts = _sample_kl(reference, target, train, config.batch_size, temperature)
-        save_file({"kl": torch.cat(parts)}, file.with_suffix(".tmp"))
-        commit_file(file.with_suffix(".tmp"), file)
-        shutil.rmtree(folder)
+        processes = PartialState()
+        processes.wait_for_everyone()  # all have read it
+        if processes.is_main_process:
+            save_file({"kl": torch.cat(parts)}, file.with_suffix(".tmp"))
+            commit_file(file.with_suffix(".tmp"), file)
+            shutil.rmtree(folder)
+        processes.wait_for_everyone()
     return list(load_file(file)["kl"].split([record.completion_tokens for record in train]))
 
 
@@ -142,10 +151,11 @@ def keep_flattest(
 @torch.no_grad()
 def _entropy(target: Target, told: Signals, temperature: float) -> Tensor:
     """Entropy in nats of the target's distribution at each of N positions, float32 [N]."""
-    head = target.model.get_output_embeddings().weight
-    result = torch.empty(len(told), device=head.device)
+    head = head_of(target.model)
+    weight = head.weight_VH
+    result = torch.empty(len(told), device=weight.device)
     for block in _blocks(len(told), len(head)):
-        logits = (told.hidden[block].to(head.device, head.dtype) @ head.T).float() / temperature
+        logits = head.logits(told.hidden[block].to(weight.device, weight.dtype)) / temperature
         result[block] = torch.special.entr(logits.softmax(-1)).sum(-1)
     return result
 
@@ -153,20 +163,20 @@ def _entropy(target: Target, told: Signals, temperature: float) -> Tensor:
 def _sample_kl(
     drafter: DraftModel, target: Target, samples: Samples, batch_size: int, temperature: float
 ) -> list[Tensor]:
-    head = target.model.get_output_embeddings().weight.detach()
-    rows = row_of_id(drafter.vocab, len(head), head.device)
-    head = head if drafter.vocab is None else head[drafter.vocab.to(head.device)]
-    draft_head = drafter.model.get_output_embeddings().weight
+    whole, draft_head = head_of(target.model), head_of(drafter.model)
+    device = target.model.device
+    rows = row_of_id(drafter.vocab, len(whole), device)
+    head = whole.rows(drafter.vocab)
     result: list[Tensor] = [torch.empty(0)] * len(samples)
     for chosen, told, owner in _batches(samples, target, batch_size, temperature):
         batch = collate(samples, chosen, target.pad_id)
         with torch.no_grad():
             states = completion_states(
-                drafter.model, batch.input_ids.to(head.device), batch.completion_mask.to(head.device)
+                drafter.model, batch.input_ids.to(device), batch.completion_mask.to(device)
             )
-        own = {name: value.to(head.device) for name, value in told.tensors().items()}
+        own = {name: value.to(device) for name, value in told.tensors().items()}
         kl = token_kl(
-            states.to(draft_head.dtype), draft_head, target_rows(own, head, rows), temperature
+            states.to(draft_head.weight_VH.dtype), draft_head, target_rows(own, head, rows), temperature
         ).cpu()
         for place, index in enumerate(chosen):
             result[index] = kl[owner == place]

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distill.heads import Head, TargetRows, TopKRows
+from distill.heads import TargetRows, TopKRows
 from distill.loss_config import LossName
 from distill.losses import divergence
+from evaluation.head import Head, as_head
 
 # Elements of one [rows, V] block, of which about four live at once: 32 MiB each in float32 on a CPU, or 128
 # rows, from which on they run equally fast; an accelerator wants longer blocks.
@@ -74,7 +75,7 @@ def chunked_loss(
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
     block_elements = _BLOCK_ELEMENTS_CPU if device_type == "cpu" else _BLOCK_ELEMENTS_ACCELERATOR
-    head = draft_head if isinstance(draft_head, Head) else Head(draft_head)
+    head = as_head(draft_head)
     rows = rows_per_chunk or max(_ROWS_AT_LEAST, block_elements // head.weight_VH.shape[0])
     settings = _Settings(name, temperature, eta, beta, rows, dtype, head.scale, head.soft_cap)
     loss, acceptance = _ChunkedLoss.apply(
@@ -101,15 +102,17 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.autocast(hidden_NH.device.type, enabled=False):
             run = _Run(hidden_NH, weight_VH, bias_V, target, labels_N, settings)
             loss, acceptance, *gradients = run.sums(*ctx.needs_input_grad[:3])
-        ctx.save_for_backward(*gradients)
+        ctx.gradients = gradients
         ctx.mark_non_differentiable(acceptance)
         return loss, acceptance
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss, _):  # type: ignore[no-untyped-def,override]
-        grads = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
-        return *grads, None, None, None
+        # Scaled in place and given away, for one of them is as large as the head
+        grads, ctx.gradients = ctx.gradients, None
+        assert grads is not None, "a second backward pass: the gradients are those of the first"
+        return *(None if grad is None else grad.mul_(grad_loss) for grad in grads), None, None, None
 
 
 class _Run:

@@ -42,7 +42,8 @@ def measure(recipe: Recipe, target: Path, source: Path) -> dict[str, Any]:
     acceptance per token at which drafting neither gains nor loses (None: it cannot gain)."""
     import torch
 
-    from distill.drafter import pruned_config, start_head
+    from distill.drafter import start_head
+    from distill.prune import pruned_config
     from distill.shape import narrow_config
     from evaluation.cost_model import break_even_acceptance, measure_by_batch
     from evaluation.decoder.drafters import DraftModel

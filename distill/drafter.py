@@ -30,7 +30,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from data.errors import UserError
 from distill.compact import COMPACT, read_compact
 from distill.model_files import read_config, read_tokenizer
-from distill.models import Target, cast_parameters, check_plain_head, empty_model, load_drafter, load_model
+from distill.models import Target, cast_parameters, check_head, load_drafter, load_model
+from distill.prune import check_prunable, cut
 from distill.resolve import resolve_model
 
 if TYPE_CHECKING:
@@ -120,15 +121,15 @@ def build_drafter(
     if config.kind != "model":
         return _build_head(config, target, token_counts)
     source = _load_source(config, target, cache_dir, resolve_candidate)
-    check_prunable(source.model, config.init.from_)
-    head = source.model.get_output_embeddings().weight
     vocab = _draft_vocab(config, target, source, token_counts)
     init = config.init
     if not init.cuts and _same_vocab(vocab, source.vocab):
         model = source.model
     else:
+        check_prunable(source.model, init.from_)
+        head = source.model.get_output_embeddings().weight
         rows = head if _same_vocab(vocab, source.vocab) else _head_rows(vocab, source, target)
-        model = _cut(source.model, init, rows, texts)
+        model = cut(source.model, init, rows, texts)
     model.generation_config = copy.deepcopy(target.model.generation_config)
     cast_parameters(model, target.model.dtype)
     return DraftModel(model.to(target.model.device).eval().requires_grad_(True), vocab)
@@ -137,8 +138,13 @@ def build_drafter(
 def _build_head(config: DraftConfig, target: Target, token_counts: Tensor) -> DraftModel:
     """Medusa's or EAGLE's modules, begun with the target's weights; they own no embeddings."""
     from evaluation.decoder.drafters import DraftModel
+    from evaluation.head import head_of
 
-    check_plain_head(target.model, target.name)
+    if not head_of(target.model).plain:
+        raise UserError(
+            f"draft.kind: {target.name} scales, caps or shifts its logits, which {config.kind} heads have no "
+            "part for: choose kind model."
+        )
     if config.kind == "eagle":
         check_prunable(target.model, target.name)
     vocab = _draft_vocab(config, target, DraftModel(target.model), token_counts)
@@ -161,82 +167,6 @@ def start_head(config: DraftConfig, target: PreTrainedModel, vocab: Tensor | Non
     cast_parameters(model, target.dtype)
     head: HeadModel = model.to(target.device).eval().requires_grad_(True)
     return head
-
-
-def _cut(
-    source: PreTrainedModel, init: InitConfig, head_rows_VH: Tensor, texts: Sequence[Sequence[int]]
-) -> PreTrainedModel:
-    """The chosen layers of a model, as wide as asked for."""
-    from distill.shape import even_layers, important_layers, measure_activity, narrow
-
-    depth, count = _depth(source), init.layer_count
-    if count is not None and count > depth:
-        raise UserError(f"draft.init.layer_count is {count}, but the source has {depth} layers.")
-    by_importance = count is not None and init.choose_by == "importance"
-    activity = measure_activity(source, texts) if by_importance or init.width is not None else None
-    if count is None:
-        layers = list(range(depth)) if init.layers is None else init.layers
-    elif activity is not None and by_importance:
-        layers = important_layers(activity.change_L, count)
-    else:
-        layers = even_layers(depth, count)
-    model = prune(source, layers, head_rows_VH)
-    return model if activity is None or init.width is None else narrow(model, init.width, activity, layers)
-
-
-def prune(source: PreTrainedModel, layers: list[int], head_rows_VH: Tensor) -> PreTrainedModel:
-    """A new model with copies of the source's embeddings, chosen layers and final norm, and an untied head of
-    the rows given. The source is left as it was. Raises `UserError` when a layer does not exist."""
-    depth = _depth(source)
-    if not layers or any(not 0 <= layer < depth for layer in layers) or sorted(set(layers)) != layers:
-        raise UserError(
-            f"draft.init.layers must name layers of the source in rising order, from 0 to {depth - 1}; "
-            f"it is {layers}."
-        )
-    config = pruned_config(source.config, layers)
-    model = empty_model(config, head_rows=len(head_rows_VH))
-    weights = {}
-    for name, value in source.state_dict().items():
-        if name.startswith("model.layers."):
-            layer, rest = name.removeprefix("model.layers.").split(".", 1)
-            if int(layer) in layers:
-                weights[f"model.layers.{layers.index(int(layer))}.{rest}"] = value
-        elif name != "lm_head.weight":
-            weights[name] = value
-    model.load_state_dict({**weights, "lm_head.weight": head_rows_VH})
-    return model
-
-
-def pruned_config(source: Any, layers: Sequence[int]) -> Any:
-    """The config of a model with these layers of `source` alone, and an untied head."""
-    config = copy.deepcopy(source)
-    for key, value in list(vars(config).items()):
-        if "layer" in key and isinstance(value, list) and len(value) == source.num_hidden_layers:
-            setattr(config, key, [value[layer] for layer in layers])  # layer_types and its like
-    config.num_hidden_layers = len(layers)
-    config.tie_word_embeddings = False
-    return config
-
-
-def check_prunable(model: PreTrainedModel, name: str) -> None:
-    """Refuse models that are not laid out like Llama: `model.embed_tokens`, `model.layers`, `model.norm`,
-    `lm_head`."""
-    import torch
-
-    inner = getattr(model, "model", None)
-    like_llama = (
-        isinstance(inner, torch.nn.Module)
-        and isinstance(getattr(inner, "layers", None), torch.nn.ModuleList)
-        and isinstance(getattr(inner, "embed_tokens", None), torch.nn.Embedding)
-        and isinstance(getattr(model, "lm_head", None), torch.nn.Linear)
-        and {name for name, _ in inner.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
-    )
-    if not like_llama:
-        raise UserError(
-            f"draft.init.from: {name} is a {type(model).__name__}, which is not laid out like Llama "
-            "(model.embed_tokens, model.layers, model.norm, lm_head), so no drafter can be built from it."
-        )
-    check_plain_head(model, name)
 
 
 def _load_source(
@@ -278,6 +208,7 @@ def read_drafter(path: Path, name: str, target: Target, what: str) -> DraftModel
     else:
         _check_same_tokenizer(path, name, target, what)
         source = DraftModel(load_model(path, target.model.dtype).to(target.model.device), None)
+        check_head(source.model, name)
     _check_same_vocabulary_size(source.model, name, target, what)
     if heads and source.model.config.hidden_size != target.model.config.hidden_size:
         raise UserError(
@@ -361,7 +292,3 @@ def _head_rows(vocab: Tensor | None, source: DraftModel, target: Target) -> Tens
     rows = (rows + rows @ moved).to(own)
     rows[known] = own[at[known]]
     return rows
-
-
-def _depth(model: PreTrainedModel) -> int:
-    return len(model.model.layers)

@@ -125,13 +125,14 @@ def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEn
 
 def kept(run: Run, engine: SamplingEngine) -> SamplingEngine:
     """`engine`, with its signals in the form that the recipe trains on."""
+    from evaluation.head import head_of
     from evaluation.signals import in_half, top_k_of
 
     train = run.recipe.train
     if train.signal == "hidden_half":
         return Kept(engine, in_half)
     if train.signal == "topk":
-        head = run.target.model.get_output_embeddings().weight.detach()
+        head = head_of(run.target.model).detached()
         return Kept(
             engine, partial(top_k_of, head_VH=head, count=train.top_k, temperature=run.signal_temperature)
         )

@@ -21,6 +21,7 @@ def check_fit(recipe: Recipe, target: Path, init: Path | None) -> None:
     target_config = _text_config(target)
     source_config = target_config if init is None else _text_config(init)
     problems = [
+        *_heads(recipe, target_config),
         *_layers(recipe, source_config.num_hidden_layers),
         *_ids(recipe, target_config.vocab_size),
         *_positions(recipe, "target", getattr(target_config, "max_position_embeddings", None)),
@@ -32,6 +33,17 @@ def check_fit(recipe: Recipe, target: Path, init: Path | None) -> None:
 
 def _text_config(folder: Path) -> Any:
     return read_config(folder).get_text_config()
+
+
+def _heads(recipe: Recipe, target: Any) -> list[str]:
+    from evaluation.head import scale_and_cap
+
+    if recipe.draft.kind == "model" or scale_and_cap(target) == (1, None):
+        return []
+    return [
+        f"draft.kind: the target scales or caps its logits, which {recipe.draft.kind} heads have no part "
+        "for: choose kind model."
+    ]
 
 
 def _layers(recipe: Recipe, depth: int) -> list[str]:

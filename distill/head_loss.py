@@ -17,6 +17,7 @@ from distill.chunked import chunked_loss
 from distill.heads import TargetRows
 from distill.loss_config import LossName
 from evaluation.decoder.heads import HeadModel, Text, cached_text, drafts, read_text
+from evaluation.head import Head
 from evaluation.signals import signals_of_states
 
 POSITION_DECAY = 0.8
@@ -56,7 +57,7 @@ def head_forward(
     eta: float,
     beta: float,
     temperature: float,
-    target_head: Tensor,
+    target_head: Head,
     rows: Tensor | None,
     input_ids: Tensor,
     completion_mask: Tensor,
@@ -66,9 +67,9 @@ def head_forward(
     hidden: Tensor | None = None,
     logsumexp: Tensor | None = None,
     **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Summed loss over the batch's completion tokens and, detached, the summed acceptance of the first
-    drafted token.
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Summed loss over the batch's completion tokens, the summed acceptance of the first drafted token,
+    detached, and how many tokens there are.
 
     `rows` maps target ids to rows of the draft head, `None` where they are the same.
     """
@@ -85,7 +86,7 @@ def head_forward(
         told = None
         if name != "cross_entropy":
             assert hidden is not None and logsumexp is not None
-            told = TargetRows(hidden[kept].to(target_head.dtype), target_head, logsumexp[kept])
+            told = TargetRows(hidden[kept].to(target_head.weight_VH.dtype), target_head, logsumexp[kept])
         sums = chunked_loss(
             name,
             drafted.states,
@@ -99,4 +100,4 @@ def head_forward(
         weight = POSITION_DECAY**step
         total, weights = total + weight * sums.loss, weights + weight
         overlap = sums.acceptance if step == 0 else overlap
-    return total / max(weights, 1.0), overlap
+    return total / max(weights, 1.0), overlap, completion_mask[:, 1:].sum()

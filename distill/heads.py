@@ -1,4 +1,4 @@
-"""Output heads, and what the target says at the tokens of a batch: rows of probabilities that no one stores.
+"""What the target says at the tokens of a batch: rows of probabilities that no one stores.
 
 Shape legend as in `distill.losses`: N completion tokens; V ids of the draft vocabulary; H, T width of hidden
 states; K ids kept of each token; n rows of one block.
@@ -12,37 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Head:
-    """An output head, and what its model does to the logits:
-
-        cap tanh(scale (hidden @ weight.T + bias) / cap)
-
-    Padding ids are left out by slicing, `Head(weight[:real])`, for both models.
-    """
-
-    weight_VH: Tensor
-    bias_V: Tensor | None = None
-    scale: float = 1.0
-    soft_cap: float | None = None
-
-    def logits(self, hidden_nH: Tensor, work_dtype: torch.dtype) -> Tensor:
-        """[n, V] in `work_dtype`, the product in the dtype of what is given."""
-        logits_nV = (hidden_nH @ self.weight_VH.to(hidden_nH.dtype).T).to(work_dtype)
-        if self.bias_V is not None:
-            logits_nV += self.bias_V.to(work_dtype)
-        if self.scale != 1:
-            logits_nV *= self.scale
-        if self.soft_cap is not None:
-            logits_nV.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
-        return logits_nV
-
-    def slope(self, logits_nV: Tensor) -> Tensor | float:
-        """What a gradient in the logits is multiplied with to be one in `hidden @ weight.T + bias`."""
-        if self.soft_cap is None:
-            return self.scale
-        return (logits_nV / self.soft_cap).square_().neg_().add_(1).mul_(self.scale)
+from evaluation.head import Head, as_head
 
 
 @dataclass(frozen=True)
@@ -55,13 +25,12 @@ class TargetRows:
     """
 
     hidden_NT: Tensor
-    head_VT: Tensor | Head
+    head_VT: Head | Tensor
     logsumexp_N: Tensor | None
 
     def log_probs(self, block: slice, log_draft_nV: Tensor, temperature: float) -> Tensor:
         """True log-probabilities [n, V] of a block of positions."""
-        head = self.head_VT if isinstance(self.head_VT, Head) else Head(self.head_VT)
-        logits_nV = head.logits(self.hidden_NT[block], log_draft_nV.dtype)
+        logits_nV = as_head(self.head_VT).logits(self.hidden_NT[block], log_draft_nV.dtype)
         if temperature != 1:
             logits_nV.div_(temperature)
         if self.logsumexp_N is None:
@@ -113,7 +82,9 @@ class TopKRows:
         return TopKRows(self.ids_NK[chosen], self.log_probs_NK[chosen], self.tail_N[chosen])
 
 
-def target_rows(told: Mapping[str, Tensor], head_VT: Tensor, rows: Tensor | None) -> TargetRows | TopKRows:
+def target_rows(
+    told: Mapping[str, Tensor], head_VT: Head | Tensor, rows: Tensor | None
+) -> TargetRows | TopKRows:
     """What a batch's signals say, by their names in `data.signals`; `logsumexp` may be missing over the full
     vocabulary.
 
@@ -125,7 +96,8 @@ def target_rows(told: Mapping[str, Tensor], head_VT: Tensor, rows: Tensor | None
         return TopKRows(ids if rows is None else rows[ids], told["log_probs"], told["tail"])
     logsumexp = told.get("logsumexp")
     assert logsumexp is not None or rows is None
-    return TargetRows(told["hidden"].to(head_VT.dtype), head_VT, logsumexp)
+    head = as_head(head_VT)
+    return TargetRows(told["hidden"].to(head.weight_VH.dtype), head, logsumexp)
 
 
 def row_of_id(vocab: Tensor | None, full_size: int, device: torch.device) -> Tensor | None:

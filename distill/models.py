@@ -33,6 +33,14 @@ if TYPE_CHECKING:
     from evaluation.decoder.drafters import DraftModel
 
 _DRAFT_VOCAB = "draft_vocab.json"
+_HEAD_TOLERANCE = {2: 0.03, 4: 1e-3, 8: 1e-3}  # of the largest logit, by bytes of a number
+_LOGIT_SETTINGS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "output_multiplier",
+    "lm_head_multiplier",
+)
 
 
 class TargetConfig(BaseModel):
@@ -82,7 +90,6 @@ def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | st
     dtype = getattr(torch, config.dtype)
     check_here(config.quantization, "adamw", torch.cuda.is_available())
     model = load_model(path, dtype, loading_options(config.quantization, dtype, device))
-    check_plain_head(model, config.model)
     tokenizer = read_tokenizer(path)
     eos_ids = read_eos_ids(path, tokenizer)
     model.requires_grad_(False).eval()
@@ -90,6 +97,7 @@ def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | st
     if not quantized:  # the other one is on its device, and refuses to be moved
         with _enough_memory(path, f"on {device}"):
             model.to(device)
+    check_head(model, config.model)
     return Target(
         model=model,
         tokenizer=tokenizer,
@@ -159,30 +167,29 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_plain_head(model: PreTrainedModel, name: str) -> None:
-    """Refuse models whose logits are more than `hidden @ head.T`.
+def check_head(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model that does more to its logits than `evaluation.head.head_of` knows.
 
-    Signals, losses and acceptance multiply hidden states with head rows, so a bias, a scale or a cap on the
-    logits would be left out silently. Raises `UserError` that names the model and the feature.
+    Signals, losses and acceptance multiply hidden states with the head, and what they left out would spoil
+    them silently. So both are computed for a few ids. Raises `UserError` that names the model.
     """
-    config = model.config.get_text_config()
-    extras = [
-        key
-        for key in (
-            "final_logit_softcapping",
-            "logit_scale",
-            "logits_scaling",
-            "output_multiplier",
-            "lm_head_multiplier",
-        )
-        if getattr(config, key, None) not in (None, 1, 1.0)
-    ]
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        extras.append("a bias in the head")
-    if extras:
+    import torch
+
+    from evaluation.head import head_of
+
+    ids = torch.arange(min(4, model.get_input_embeddings().weight.shape[0]), device=model.device)[None]
+    with torch.no_grad():
+        states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        found = head_of(model).logits(states)
+        wanted = model(input_ids=ids, use_cache=False).logits.float()
+    tolerance = _HEAD_TOLERANCE[states.dtype.itemsize] * wanted.abs().max()
+    if found.shape != wanted.shape or (found - wanted).abs().max() > tolerance:
+        config = model.config.get_text_config()
+        named = [key for key in _LOGIT_SETTINGS if getattr(config, key, None) not in (None, 1, 1.0)]
         raise UserError(
-            f"{name} ({type(model).__name__}) changes its logits after the head ({', '.join(extras)}), "
-            "which distillation from hidden states does not support; choose a model without."
+            f"{name} ({type(model).__name__}): its logits are not what its head and the settings of its "
+            f"config.json ({', '.join(named) or 'none known here'}) make of its hidden states, so it cannot "
+            "be distilled from them; choose a model of another kind."
         )
 
 

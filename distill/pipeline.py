@@ -145,10 +145,16 @@ def train(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
 
 def train_here(run: Run, folder: Path, report: "Report") -> dict[str, Any]:
     """The training itself, in this process or in each of several: what `training.json` says of it."""
+    from accelerate import PartialState
+
+    from distill.sharding import shard_target, shards_weights
     from distill.train import train_drafter
 
+    drafter = run.initial_drafter()  # from whole weights
+    if shards_weights() and not run.target.quantized:
+        shard_target(run.target.model, PartialState().device)
     result = train_drafter(
-        run.initial_drafter(),
+        drafter,
         run.target,
         run.samples,
         run.recipe.train,

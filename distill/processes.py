@@ -26,7 +26,7 @@ from distill.recipe import NAME, RECIPES, Recipe
 CONFIGS = RECIPES / "accelerate"
 _KINDS = {"NO", "MULTI_GPU", "FSDP"}
 _STEP_SECONDS = "120"  # the launcher's patience with a process that was told to end
-_SHOWN_LINES = 20  # of the processes' own output, where they end without a word
+_SHOWN_LINES = 80  # of the processes' own output, where they end without a word; 20 are the launcher's
 
 
 @dataclass(frozen=True)

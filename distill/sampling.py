@@ -68,11 +68,12 @@ def _describe_samples(run: Run, folder: Path) -> dict[str, Any]:
     about the samples; the summary.
     """
     from data.records import open_samples
+    from evaluation.head import head_of
     from evaluation.sample_page import entropy_summary, sample_page
 
     samples, summary = open_samples(folder), read_json(folder / SUMMARY)
     if samples.has_signals:
-        head = run.target.model.get_output_embeddings().weight.detach()
+        head = head_of(run.target.model).detached()
         summary["entropy"] = entropy_summary(samples, head, run.signal_temperature)
         write_json(folder / SUMMARY, summary)
     write_atomic(folder / PAGE, sample_page(samples, summary, run.recipe.name, run.tokenizer))

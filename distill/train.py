@@ -1,5 +1,4 @@
-"""Train a drafter on a target's samples: the plan of batches, checkpoints, and the best drafter by held-out
-acceptance.
+"""Train a drafter on a target's samples: what it trains on, when it is checked, and which drafter is kept.
 
 `distill.trainer` holds the step itself, on trl's SFTTrainer; this module decides what it runs on. Everything
 that matters is fixed before the first step (which samples, in which batches, in which order), so a run that
@@ -8,8 +7,6 @@ was killed and started again ends, on a CPU, with the same bits as one that was 
 
 from __future__ import annotations
 
-import os
-import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data.errors import UserError
 from data.files import canonical_hash
+from distill.batch_plan import plan_batches
 from distill.lora import LoraConfig, check_peft
 from distill.loss_config import LossConfig
 from distill.quantize import Optimizer, check_here
@@ -35,7 +33,6 @@ Report = Callable[[int, int, int, dict[str, float]], None]
 
 ACCEPTED = "accepted_drafts"
 """Key of a check of heads on the target: accepted drafts of a round, on average over a draft's positions."""
-_WINDOW_BATCHES = 16  # batches' worth of shuffled samples that are sorted by length, against padding
 MOST_EPOCHS = 1000  # beyond, a slip of the keyboard is likelier than a wish
 _EVALUATIONS = 6  # held-out checks after the one before the first step
 _HELD_OUT_SHARE = (
@@ -78,7 +75,7 @@ class TrainConfig(BaseModel):
 
     learnable_share: float | None = Field(default=None, gt=0, lt=1)
     """Train on this share of each batch's tokens, those where the drafter can still learn most: .4 in
-    AdaSPEC. Takes a second training, of the reference that tells which. Not in several processes."""
+    AdaSPEC. Takes a second training, of the reference that tells which."""
     flat_share: float | None = Field(default=None, gt=0, lt=1)
     """Train on this share of the samples, those with the flattest target distributions."""
     on_policy: OnPolicyConfig | None = None
@@ -137,67 +134,6 @@ class TrainResult:
     """Steps that were left out, for their gradient was not finite."""
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """Which samples make which batch, in order; each a list of indices into the training samples."""
-
-    batches: list[list[int]]
-    tokens: list[int]
-    """Completion tokens of each batch."""
-    batches_per_step: int
-    """As many as are accumulated."""
-
-    @property
-    def steps(self) -> int:
-        return len(self.batches) // self.batches_per_step
-
-    def tokens_after(self, step: int) -> int:
-        """Completion tokens trained on when `step` steps are done."""
-        return sum(self.tokens[: step * self.batches_per_step])
-
-    def shares(self, processes: int) -> list[list[int]]:
-        """Each batch dealt out to `processes` processes, batch after batch; a small batch leaves some empty.
-
-        So what is trained does not depend on how many processes there are.
-        """
-        return [batch[process::processes] for batch in self.batches for process in range(processes)]
-
-
-def plan_batches(
-    sizes: Sequence[tuple[int, int]],
-    *,
-    batch_size: int,
-    tokens: int,
-    accumulation: int,
-    seed: int,
-) -> BatchPlan:
-    """Batches until `tokens` completion tokens are reached, a whole number of steps.
-
-    Each epoch shuffles all samples, sorts windows of 16 batches by length and shuffles the batches: rows of
-    one batch have like lengths, so little is computed on padding. `sizes` holds (length, completion tokens)
-    of each sample. The same arguments always give the same plan.
-    """
-    assert sizes and all(completion > 0 for _, completion in sizes)
-    generator = random.Random(seed)
-    window = batch_size * _WINDOW_BATCHES
-    plan = BatchPlan([], [], accumulation)
-    planned = 0
-    while True:
-        order = list(range(len(sizes)))
-        generator.shuffle(order)
-        epoch: list[list[int]] = []
-        for start in range(0, len(order), window):
-            near = sorted(order[start : start + window], key=lambda index: sizes[index][0])
-            epoch += [near[first : first + batch_size] for first in range(0, len(near), batch_size)]
-        generator.shuffle(epoch)
-        for batch in epoch:
-            plan.batches.append(batch)
-            plan.tokens.append(sum(sizes[index][1] for index in batch))
-            planned += plan.tokens[-1]
-            if planned >= tokens and len(plan.batches) % accumulation == 0:
-                return plan
-
-
 def held_out_samples(samples: Samples, metric: Metric, temperature: float, tokens: int) -> Samples:
     """The select split that checks run on: about `tokens` completion tokens, an even spread over the split.
 
@@ -212,7 +148,7 @@ def held_out_samples(samples: Samples, metric: Metric, temperature: float, token
         )
     drawn = select.where(temperature=0.0 if metric == "greedy" else temperature)
     pool = drawn if len(drawn) else select
-    share = min(1.0, tokens / max(1, sum(sum(record.completion_mask) for record in pool)))
+    share = min(1.0, max(1, tokens) / max(1, sum(sum(record.completion_mask) for record in pool)))
     kept = {int(number / share) for number in range(max(1, int(len(pool) * share)))}
     return pool.pick(sorted(kept))
 
@@ -247,10 +183,11 @@ def train_drafter(
     from accelerate import PartialState
 
     from distill.choice import forget_reference, keep_flattest, reference_kl
+    from distill.sharding import shards_weights
     from distill.trainer import Run, run_training
 
-    on_cpu = target.model.device.type == "cpu"
-    check_here("none", config.optimizer, has_gpu=not on_cpu)
+    processes = PartialState(cpu=target.model.device.type == "cpu")
+    check_here("none", config.optimizer, has_gpu=processes.device.type != "cpu")
     if config.lora is not None:
         check_peft()
     if len(samples.where(split="train")) == 0:
@@ -260,15 +197,9 @@ def train_drafter(
         raise UserError(
             f"train.signal is {config.signal} but these samples carry no such signals; set train.signal=live."
         )
-    processes = PartialState(cpu=on_cpu)
-    sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    sharded = shards_weights()
     if sharded and config.on_policy is not None:
         raise UserError("train.on_policy drafts with whole weights: leave FSDP out, ACCELERATE=ddp.")
-    if processes.num_processes > 1 and config.learnable_share is not None:
-        raise UserError(
-            "train.learnable_share chooses among all tokens of a batch, and each of several processes sees "
-            "its part alone: leave it out, or ACCELERATE."
-        )
     if config.flat_share is not None:
         samples = keep_flattest(
             samples, target, config.flat_share, batch_size=config.batch_size, temperature=temperature
@@ -328,6 +259,7 @@ def train_drafter(
         best.rename(drafter_dir)
         shutil.rmtree(run.checkpoints)
         forget_reference(out_dir)
+    processes.wait_for_everyone()  # the drafter stands in its place
     kept = best_check(history, metric)
     return TrainResult(
         directory=drafter_dir,

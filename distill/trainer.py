@@ -29,6 +29,7 @@ from trl import SFTConfig, SFTTrainer
 from data.errors import UserError
 from data.records import Batch, Samples
 from distill import interrupts
+from distill.batch_plan import BatchPlan
 from distill.callbacks import HELD_OUT, Checks, Interrupts, Reporter
 from distill.checkpoints import newest_checkpoint, seal
 from distill.choice import chosen_count
@@ -37,12 +38,13 @@ from distill.heads import row_of_id
 from distill.lora import add_lora, merged, remove_lora
 from distill.models import Target, cast_parameters, empty_model, save_drafter, without_bars
 from distill.rollouts import Rollouts
-from distill.train import ACCEPTED, BatchPlan, Metric, Report, TrainConfig, best_check
+from distill.train import ACCEPTED, Metric, Report, TrainConfig, best_check
 from distill.training_arguments import is_mixed, set_trainable, training_arguments
 from distill.training_step import Collator, loss_forward
 from evaluation.acceptance import accepted_drafts, by_position
 from evaluation.decoder.drafters import DraftModel
 from evaluation.decoder.heads import HeadModel
+from evaluation.head import head_of
 from evaluation.signals import completion_states, target_signals
 
 _CHECKPOINTS = 10  # per run
@@ -150,9 +152,7 @@ class DistillTrainer(SFTTrainer):
             raise UserError("8-bit optimizers and adapters are not sharded: leave FSDP out, ACCELERATE=ddp.")
         self.spec, self.save_dtype, self.mixed = run, save_dtype, mixed
         device = self.args.device
-        head = run.target.model.get_output_embeddings().weight.detach()
-        vocab = run.drafter.vocab
-        self.target_head = (head if vocab is None else head[vocab.to(head.device)]).to(device)
+        head, vocab = head_of(run.target.model).detached(), run.drafter.vocab
         # The loss is computed inside forward, where DDP and FSDP see every parameter that takes part
         model.forward = MethodType(
             partial(
@@ -161,7 +161,7 @@ class DistillTrainer(SFTTrainer):
                 beta=run.config.loss.beta,
                 temperature=run.temperature,
                 share=run.config.learnable_share,
-                target_head=self.target_head,
+                target_head=head.rows(vocab).to(device),
                 rows=row_of_id(vocab, len(head), device),
             ),
             model,
@@ -183,18 +183,17 @@ class DistillTrainer(SFTTrainer):
             part = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
             first = self.state.global_step * self.spec.plan.batches_per_step
             for place, batch in enumerate(batches):
-                if self.rollouts.wants(first + place) and batch["completion_mask"].any():
-                    batches[place] = self.rollouts.batch(batch, first + place, part)
-        counted = sum(int(self.trained_tokens(batch)) for batch in batches)
-        return batches, self.accelerator.gather(torch.tensor(counted, device=device)).sum()
-
-    def trained_tokens(self, batch: dict[str, Any]) -> Tensor:
-        """Completion tokens of a batch that its loss is taken of, int64 []."""
-        tokens = batch["completion_mask"][:, 1:].sum()
+                if self.rollouts.wants(first + place):
+                    batch.pop("reference", None)  # nobody measured it on text that is yet to be drawn
+                    if batch["completion_mask"].any():
+                        batches[place] = self.rollouts.batch(batch, first + place, part)
+        own = torch.tensor([int(batch["completion_mask"][:, 1:].sum()) for batch in batches], device=device)
+        tokens = self.accelerator.reduce(own, "sum")
         share = self.spec.config.learnable_share
-        if share is None or "reference" not in batch:
-            return tokens
-        return torch.tensor(chosen_count(int(tokens), share), device=tokens.device)
+        for place, batch in enumerate(batches):
+            if share is not None and "reference" in batch:
+                tokens[place] = chosen_count(int(tokens[place]), share)
+        return batches, tokens.sum()
 
     def compute_loss(
         self,
@@ -213,9 +212,9 @@ class DistillTrainer(SFTTrainer):
             inputs = {**inputs, **told}
         elif name != "cross_entropy" and not {"hidden", "ids"} & set(inputs):
             inputs = {**inputs, **self._ask_target(inputs)}
-        loss, overlap = model(name=name, **inputs)
+        loss, overlap, tokens = model(name=name, **inputs)
         if overlap is not None:
-            self._overlap += torch.stack([overlap.double(), self.trained_tokens(inputs).double()])
+            self._overlap += torch.stack([overlap.double(), tokens.double()])
         # DDP and FSDP take the mean over processes of gradients that we have divided by the global count
         return loss / num_items_in_batch * self.accelerator.num_processes
 
@@ -295,7 +294,7 @@ class DistillTrainer(SFTTrainer):
         with self._autocast():
             tables = by_position(
                 gathered or run.drafter,
-                run.target.model.get_output_embeddings().weight.detach(),
+                head_of(run.target.model).detached(),
                 run.held_out,
                 temperature=run.temperature,
                 batch_size=2 * run.config.batch_size,

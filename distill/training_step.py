@@ -10,11 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from data.records import collate, pack
-from distill.choice import most_learnable
+from distill.choice import most_learnable, token_kl
 from distill.chunked import chunked_loss
 from distill.heads import TargetRows, TopKRows, target_rows
 from distill.loss_config import LossName
 from evaluation.decoder.heads import HeadModel
+from evaluation.head import Head, head_of
 from evaluation.signals import completion_states
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Collator:
             assert batch.signals is not None
             inputs |= batch.signals.tensors()
         if self.reference is not None:
-            inputs["reference"] = torch.cat([self.reference[index] for index in row["samples"]])
+            own = [self.reference[index] for index in row["samples"]]
+            inputs["reference"] = torch.cat(own) if own else torch.empty(0)
         return inputs
 
 
@@ -59,24 +61,21 @@ def loss_forward(
     beta: float,
     temperature: float,
     share: float | None,
-    target_head: Tensor,
+    target_head: Head,
     rows: Tensor | None,
     input_ids: Tensor,
     completion_mask: Tensor,
     position_ids: Tensor | None = None,
     reference: Tensor | None = None,
     **told: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Summed loss over the batch's completion tokens (or the chosen share of them) and, detached, their
-    summed acceptance.
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Summed loss over the batch's completion tokens (or those chosen of them), their summed acceptance,
+    detached, and their number.
 
     `told`: the target's signals by their names. `rows` maps target ids to rows of the draft head, `None`
     where they are the same.
     """
     states = completion_states(model, input_ids, completion_mask, position_ids)
-    if len(states) == 0:  # every parameter takes part, as DDP expects
-        nothing = 0 * (states.sum() + model.get_output_embeddings().weight.sum())
-        return nothing, nothing.detach()
     target: TargetRows | TopKRows | None = None
     labels = None
     if name == "cross_entropy":
@@ -84,12 +83,15 @@ def loss_forward(
         labels = ids if rows is None else rows[ids]
     else:
         target = target_rows(told, target_head, rows)
-    head = model.get_output_embeddings().weight
+    head = head_of(model)
     if share is not None and reference is not None and target is not None:
-        chosen = most_learnable(
-            states.detach(), head.detach(), target, reference, temperature=temperature, share=share
-        )
+        gap = token_kl(states.detach(), head.detached(), target, temperature) - reference
+        chosen = most_learnable(gap, share)
         states, target = states[chosen], target.take(chosen)
+    count = torch.tensor(len(states), device=states.device)
+    if len(states) == 0:  # every parameter takes part, as DDP expects
+        nothing = 0 * (states.sum() + sum(part.sum() for part in head.parts()))
+        return nothing, nothing.detach(), count
     sums = chunked_loss(
         name,
         states,
@@ -100,4 +102,4 @@ def loss_forward(
         eta=eta,
         beta=beta,
     )
-    return sums.loss, sums.acceptance
+    return sums.loss, sums.acceptance, count

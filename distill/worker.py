@@ -65,10 +65,13 @@ def work(stage: str, recipe: Path, runs_dir: Path, folder: Path, emit: Emit) -> 
     from distill.context import Run
     from distill.pipeline import _quiet_libraries, train_here
     from distill.recipe import load_recipe
+    from distill.sharding import shards_weights
 
     _quiet_libraries()
     with ExitStack() as stack:
         run = Run(load_recipe(str(recipe)), runs_dir, lambda text: None, stack)
+        if shards_weights() and stage == "train" and run.recipe.target.quantization == "none":
+            run.device = "cpu"  # where training shards the target onto this process's device
         if stage == "sample":
             _sample(run, folder, state.process_index, state.num_processes, emit)
             result: dict[str, Any] = {}

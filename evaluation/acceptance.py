@@ -26,6 +26,7 @@ from torch import Tensor
 
 from data.signals import Signals
 from evaluation.decoder.heads import HeadModel, drafts, read_text
+from evaluation.head import Head, as_head, head_of
 from evaluation.signals import completion_states
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class AcceptanceTable:
 @torch.no_grad()
 def teacher_forced(
     drafter: DraftModel,
-    target_head: Tensor,
+    target_head: Head | Tensor,
     samples: Samples,
     *,
     temperature: float,
@@ -71,10 +72,11 @@ def teacher_forced(
     """One drafter pass over `samples`: three acceptances per completion token, as the first one of a draft.
 
     Args:
-        target_head: the target's full head [V, H], any floating dtype. temperature: > 0, divides both models'
-        logits in `sampled` and `argmax`; the cached signals must be of it. batch_size: samples per forward
-        pass; samples of like length go together. signals: computes a batch's signals where the samples carry
-        none (see `evaluation.signals`). target: required where the drafter is a head on it.
+        target_head: the target's full head (its weight [V, H], where that is all), any floating dtype.
+        temperature: > 0, divides both models' logits in `sampled` and `argmax`; the cached signals must be of
+        it. batch_size: samples per forward pass; samples of like length go together. signals: computes a
+        batch's signals where the samples carry none (see `evaluation.signals`). target: required where the
+        drafter is a head on it.
 
     Raises `ValueError` when there is no completion token.
     """
@@ -85,7 +87,7 @@ def teacher_forced(
 @torch.no_grad()
 def by_position(
     drafter: DraftModel,
-    target_head: Tensor,
+    target_head: Head | Tensor,
     samples: Samples,
     *,
     temperature: float,
@@ -106,8 +108,7 @@ def by_position(
     training = model.training
     model.eval()
     device = model.device
-    head = target_head if drafter.vocab is None else target_head[drafter.vocab.to(target_head.device)]
-    head = head.to(device)
+    head = as_head(target_head).rows(drafter.vocab).to(device)
     order = sorted(range(len(samples)), key=lambda index: len(samples[index].input_ids))
     parts: list[list[Tensor]] = []
     owners = []
@@ -130,7 +131,7 @@ def by_position(
 def _positions(
     drafter: DraftModel,
     target: PreTrainedModel | None,
-    head: Tensor,
+    head: Head,
     batch: Batch,
     told: Signals,
     temperature: float,
@@ -140,12 +141,12 @@ def _positions(
     input_ids, mask = batch.input_ids.to(model.device), batch.completion_mask.to(model.device)
     if not isinstance(model, HeadModel):
         states = completion_states(model, input_ids, mask)
-        yield _three(states, model.get_output_embeddings().weight, drafter.vocab, head, told, temperature)
+        yield _three(states, head_of(model), drafter.vocab, head, told, temperature)
         return
     assert target is not None, "a head on the target needs the target"
     text, _ = read_text(target, model, input_ids)
     for step, drafted in enumerate(drafts(model, text, mask)):
-        own = model.head(step).weight
+        own = Head(model.head(step).weight)
         kept = drafted.kept.to(told.hidden.device)
         reached = Signals(told.hidden[kept], told.logsumexp[kept], told.argmax[kept])
         found = torch.zeros(3, len(drafted.kept))
@@ -172,22 +173,22 @@ def accepted_drafts(tables: Sequence[AcceptanceTable], measure: str) -> float:
 
 def _three(
     draft_hidden: Tensor,
-    draft_head: Tensor,
+    draft_head: Head,
     vocab: Tensor | None,
-    head: Tensor,
+    head: Head,
     signals: Signals,
     temperature: float,
 ) -> Tensor:
     """The acceptances float32 [3, N] of N tokens, a block of rows at a time."""
     device = draft_hidden.device
-    target_hidden = signals.hidden.to(device=device, dtype=head.dtype)
+    target_hidden = signals.hidden.to(device=device, dtype=head.weight_VH.dtype)
     logsumexp, target_argmax = signals.logsumexp.to(device), signals.argmax.to(device)
     result = torch.empty(3, len(draft_hidden))
     rows = max(1, _BLOCK_ELEMENTS // len(head))
     for start in range(0, len(draft_hidden), rows):
         block = slice(start, start + rows)
-        draft_logits = _wide(draft_hidden[block].to(draft_head.dtype) @ draft_head.T)
-        target_logits = _wide(target_hidden[block] @ head.T)
+        draft_logits = _wide(draft_head, draft_hidden[block].to(draft_head.weight_VH.dtype))
+        target_logits = _wide(head, target_hidden[block])
         target_probs = (target_logits / temperature - logsumexp[block, None]).exp_()
         draft_probs = (draft_logits / temperature).softmax(-1)
         top = draft_logits.argmax(-1)
@@ -199,8 +200,8 @@ def _three(
     return result.clamp_(max=1)
 
 
-def _wide(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+def _wide(head: Head, hidden: Tensor) -> Tensor:
+    return head.logits(hidden, torch.promote_types(hidden.dtype, torch.float32))
 
 
 def summarise(table: AcceptanceTable, samples: Sequence[SampleRecord], *, seed: int) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from data.records import collate
 from data.signals import Signals
 from evaluation.acceptance import MEASURES, AcceptanceTable, bootstrap_ratio
+from evaluation.head import Head, as_head
 
 if TYPE_CHECKING:
     from data.records import Batch, Samples
@@ -29,24 +30,25 @@ _BLOCK_ELEMENTS = 1 << 24
 
 @torch.no_grad()
 def target_entropy(
-    head: Tensor,
+    target_head: Head | Tensor,
     samples: Samples,
     temperature: float,
     live: Callable[[Batch], Signals] | None = None,
 ) -> list[np.ndarray]:
     """Entropy in nats of the target's distribution at `temperature` at each completion token, float64 `[n]`
-    per sample, from the cached states (`live` computes them where there are none) and the target's full head
-    `[V, H]`.
+    per sample, from the cached states (`live` computes them where there are none) and the target's full head.
     """
     found = []
+    head = as_head(target_head)
+    weight = head.weight_VH
     rows = max(1, _BLOCK_ELEMENTS // len(head))
     for index in range(len(samples)):
         signals = samples.signals(index) if live is None else live(collate(samples, [index], pad_id=0))
         assert isinstance(signals, Signals)
         parts = []
         for start in range(0, len(signals.hidden), rows):
-            hidden = signals.hidden[start : start + rows].to(device=head.device, dtype=head.dtype)
-            log_probs = ((hidden @ head.T).float() / temperature).log_softmax(-1)
+            hidden = signals.hidden[start : start + rows].to(device=weight.device, dtype=weight.dtype)
+            log_probs = (head.logits(hidden) / temperature).log_softmax(-1)
             parts.append(-(log_probs.exp() * log_probs).sum(-1).double().cpu())
         found.append(torch.cat(parts).numpy())
     return found

@@ -71,11 +71,13 @@ class Evaluation:
         """
         from evaluation.acceptance import summarise
         from evaluation.acceptance_curves import curves, target_entropy
+        from evaluation.head import head_of
         from evaluation.replay import draft_matches
 
         tables = self._by_position(self.drafter)
-        head = self.model.get_output_embeddings().weight.detach()
-        entropy = target_entropy(head, self.test, self.serving.temperature or 1.0, self._live_signals())
+        entropy = target_entropy(
+            head_of(self.model).detached(), self.test, self.serving.temperature or 1.0, self._live_signals()
+        )
         count = self.config.num_speculative_tokens[-1]
         served = "greedy" if self.options.greedy else self.serving.draft_sampling
         return {
@@ -99,11 +101,11 @@ class Evaluation:
 
     def _by_position(self, drafter: DraftModel) -> list[AcceptanceTable]:
         from evaluation.acceptance import by_position
+        from evaluation.head import head_of
 
-        head = self.model.get_output_embeddings().weight.detach()
         return by_position(
             drafter,
-            head,
+            head_of(self.model).detached(),
             self.test,
             temperature=self.serving.temperature or 1.0,
             batch_size=ACCEPTANCE_BATCH,

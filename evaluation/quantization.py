@@ -13,6 +13,7 @@ import torch
 
 from evaluation.acceptance import MEASURES, AcceptanceTable, bootstrap_ratio, teacher_forced
 from evaluation.decoder.drafters import DraftModel
+from evaluation.head import head_of
 from evaluation.signals import target_signals
 
 if TYPE_CHECKING:
@@ -44,9 +45,8 @@ def acceptance_gap(
     def table(of: DraftModel, by: PreTrainedModel) -> AcceptanceTable:
         # Asked live, of both alike: what sampling kept may be of another precision
         live = partial(target_signals, by, temperature=temperature)
-        head = by.get_output_embeddings().weight.detach()
         settings = {"temperature": temperature, "batch_size": _BATCH, "signals": live, "target": by}
-        return teacher_forced(of, head, samples, **settings)
+        return teacher_forced(of, head_of(by).detached(), samples, **settings)
 
     tables = {"quantised": table(drafter, quantised), "full": table(drafter, full)}
     count = len(samples)

@@ -16,6 +16,7 @@ from data.records import Samples
 from data.sample_summary import sample_notes
 from evaluation.acceptance_curves import ENTROPY_EDGES, target_entropy
 from evaluation.figures import COLOURS, HATCHES, Plot, finish, new_figure
+from evaluation.head import Head
 from evaluation.report import render_page
 from evaluation.tables import TextTable
 
@@ -27,7 +28,7 @@ ENTROPY_SAMPLES = 32
 _BINS = 16
 
 
-def entropy_summary(samples: Samples, head_VH: Tensor, temperature: float) -> dict[str, Any]:
+def entropy_summary(samples: Samples, head_VH: Head | Tensor, temperature: float) -> dict[str, Any]:
     """Entropy in nats of the target's choices at `temperature`, over some samples spread evenly over all.
 
     `tokens`, `mean`, `median`, `p95`, and `shares`: how much of the tokens lies between two edges. `samples`

@@ -25,6 +25,7 @@ from transformers import DynamicCache
 from evaluation.decoder.heads import HeadModel, drafts, read_text
 from evaluation.decoder.noise import invert
 from evaluation.decoder.sampling import SamplingOptions, probabilities
+from evaluation.head import head_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,15 +97,15 @@ def score(
         draft_hidden = _first_draft_states(target, drafter.model, prompt, tokens)
     else:
         draft_hidden = _states(drafter.model, prompt, tokens)
-    heads = target.get_output_embeddings(), drafter.model.get_output_embeddings()
-    vocab_size = heads[0].weight.shape[0]
+    heads = head_of(target), head_of(drafter.model)
+    vocab_size = len(heads[0])
     flat = tokens[:, 1:].reshape(-1)
     found, drawn, distances = [], [], []
     rows = max(1, _BLOCK_ELEMENTS // vocab_size)
     for start in range(0, len(flat), rows):
         block = slice(start, start + rows)
-        target_probs = probabilities(heads[0](hidden[block]).float(), options).cpu()
-        own = heads[1](draft_hidden[block]).float()
+        target_probs = probabilities(heads[0].logits(hidden[block]), options).cpu()
+        own = heads[1].logits(draft_hidden[block])
         own = _one_hot(own) if argmax else probabilities(own, options)
         draft_probs = own.cpu()
         if drafter.vocab is not None:

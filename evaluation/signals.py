@@ -14,6 +14,7 @@ from torch import Tensor
 from data.errors import UserError
 from data.records import Batch
 from data.signals import Signals, TopK, concatenate
+from evaluation.head import Head, as_head, head_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,13 +58,13 @@ def target_signals(target: PreTrainedModel, batch: Batch, temperature: float) ->
 def signals_of_states(target: PreTrainedModel, hidden: Tensor, temperature: float) -> Signals:
     """The same from the last hidden states [N, H] that predict the tokens, where they are at hand."""
     device = target.device
-    head = target.get_output_embeddings().weight
+    head = head_of(target)
     logsumexp = torch.empty(len(hidden), dtype=torch.float32, device=device)
     argmax = torch.empty(len(hidden), dtype=torch.int64, device=device)
-    rows = max(1, _BLOCK_ELEMENTS // head.shape[0])
+    rows = max(1, _BLOCK_ELEMENTS // len(head))
     for start in range(0, len(hidden), rows):
         block = slice(start, start + rows)
-        logits = (hidden[block] @ head.T).float()
+        logits = head.logits(hidden[block])
         argmax[block] = logits.argmax(-1)
         logsumexp[block] = torch.logsumexp(logits.div_(temperature), dim=-1)
     return Signals(hidden=hidden, logsumexp=logsumexp, argmax=argmax)
@@ -76,7 +77,7 @@ def in_half(signals: Signals) -> Signals:
     What that may change: each number of a state h is rounded by at most `2^-11 |h_i|`, or 2^-25 where it is
     tiny, and the log-normaliser stays exact. So every log-probability at temperature T moves by at most
 
-        eps = max_v sum_i max(2^-11 |h_i|, 2^-25) |W_vi| / T
+        eps = max_v sum_i max(2^-11 |h_i|, 2^-25) |W_vi| scale / T
 
     (`half_bound`), and acceptance, sum min(p, q), by a factor between exp(-eps) and exp(eps). Raises
     `UserError` where a number is too large for float16.
@@ -90,23 +91,25 @@ def in_half(signals: Signals) -> Signals:
     return Signals(half, signals.logsumexp, signals.argmax)
 
 
-def half_bound(hidden_NH: Tensor, head_VH: Tensor, temperature: float) -> Tensor:
-    """eps of `in_half` for each token, [N], of the states before rounding."""
+def half_bound(hidden_NH: Tensor, head_VH: Head | Tensor, temperature: float) -> Tensor:
+    """eps of `in_half` for each token, [N], of the states before rounding; a cap only lessens it."""
+    head = as_head(head_VH)
     error_NH = (hidden_NH.abs() * 2.0**-11).clamp(min=2.0**-25)
-    return (error_NH @ head_VH.abs().T).amax(-1) / temperature
+    return (error_NH @ head.weight_VH.abs().T).amax(-1) * abs(head.scale) / temperature
 
 
 @torch.no_grad()
-def top_k_of(signals: Signals, head_VH: Tensor, count: int, temperature: float) -> TopK:
+def top_k_of(signals: Signals, head_VH: Head | Tensor, count: int, temperature: float) -> TopK:
     """The `count` most likely ids of each token with their true log-probabilities, and the mass of the rest.
 
     What that may change is said at `distill.heads.TopKRows`.
     """
     parts = []
-    rows = max(1, _BLOCK_ELEMENTS // len(head_VH))
+    head = as_head(head_VH)
+    rows = max(1, _BLOCK_ELEMENTS // len(head))
     for start in range(0, len(signals), rows):
         block = slice(start, start + rows)
-        logits = (signals.hidden[block].to(head_VH) @ head_VH.T).float().div_(temperature)
+        logits = head.logits(signals.hidden[block].to(head.weight_VH)).div_(temperature)
         # Normalised anew, so that the mass adds up to 1 to the last bit that float32 has
         log_probs = logits.sub_(logits.logsumexp(-1, keepdim=True))
         kept, ids = log_probs.topk(count, dim=-1)

@@ -16,10 +16,10 @@ from data.files import canonical_hash
 from data.json_lines import read_json_lines
 from data.prompt_sources import parse_source
 from data.prompts import Splits, _split_of
+from distill.batch_plan import plan_batches
 from distill.recipe import load_recipe
 from distill.recipe_file import RecipeError, parse_value, read_recipe_text
 from distill.redact import redact
-from distill.train import plan_batches
 from evaluation.decoder.verify import BlockRule, TokenRule
 from tests.data.test_sample import ScriptedEngine, contents
 from tests.data.test_sample import sample as sample_scripted

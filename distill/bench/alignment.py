@@ -21,6 +21,7 @@ from data.files import write_json
 from distill.context import Run
 from distill.identity import environment
 from distill.recipe import load_recipe
+from distill.result import read_json
 from distill.stages import Say, recipe_lock
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def bench(
                 # Loaded once for all
                 run.target, run.samples = base.target, base.samples
                 write_json(result, _measure_arm(arm, run, seed, result.with_suffix("")))
-            results[arm if len(seeds) == 1 or arm in UNTRAINED else f"{arm}, seed {seed}"] = _read(result)
+            results[arm if len(seeds) == 1 or arm in UNTRAINED else f"{arm}, seed {seed}"] = read_json(result)
     test = base.samples.where(split="test")
     return {
         "recipe": recipe.name,
@@ -186,13 +187,14 @@ def _table(drafter: DraftModel, run: Run, samples: Samples) -> AcceptanceTable:
     from functools import partial
 
     from evaluation.acceptance import teacher_forced
+    from evaluation.head import head_of
     from evaluation.signals import target_signals
 
     temperature = run.signal_temperature
     live = partial(target_signals, run.target.model, temperature=temperature)
     return teacher_forced(
         drafter,
-        run.target.model.get_output_embeddings().weight.detach(),
+        head_of(run.target.model).detached(),
         samples,
         temperature=temperature,
         batch_size=2 * run.recipe.train.batch_size,
@@ -210,9 +212,10 @@ def ngram_table(run: Run, samples: Samples) -> AcceptanceTable:
     from data.signals import Signals
     from evaluation.acceptance import AcceptanceTable
     from evaluation.decoder.drafters import NgramDrafter
+    from evaluation.head import head_of
     from evaluation.signals import target_signals
 
-    head = run.target.model.get_output_embeddings().weight.detach()
+    head = head_of(run.target.model).detached()
     drafter, temperature = NgramDrafter(), run.signal_temperature
     columns: tuple[list[torch.Tensor], ...] = ([], [], [])
     for index, record in enumerate(samples):
@@ -222,7 +225,9 @@ def ngram_table(run: Run, samples: Samples) -> AcceptanceTable:
             told = target_signals(run.target.model, batch, temperature)
         places = [place for place, trained in enumerate(record.completion_mask) if trained]
         ids = torch.tensor([(drafter.look_up(record.input_ids[:place], 1) or [-1])[0] for place in places])
-        logits = (told.hidden.to(head.dtype) * head[ids.clamp(min=0)]).sum(-1).float() / temperature
+        own = head.rows(ids.clamp(min=0))
+        product = (told.hidden.to(own.weight_VH.dtype) * own.weight_VH).sum(-1).float()
+        logits = own.shaped(product if own.bias_V is None else product + own.bias_V.float()) / temperature
         probs = torch.where(ids >= 0, (logits - told.logsumexp).exp(), 0.0).clamp(max=1).cpu()
         owner = torch.full((len(places),), index)
         for column, values in zip(columns, (probs, (ids == told.argmax.cpu()).float(), owner), strict=True):
@@ -274,10 +279,3 @@ def target_calls(accepted: Sequence[float], count: int) -> float:
             reach *= chance
         calls[place] = total + reach * calls[place + count + 1]
     return calls[1]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import json
-
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from data.errors import UserError
 from data.records import Samples, collate
+from distill.batch_plan import BatchPlan, plan_batches
 from distill.models import Target, without_bars
-from distill.train import BatchPlan, TrainConfig, plan_batches
+from distill.train import TrainConfig
 from distill.training_arguments import set_trainable, training_arguments
 from evaluation.decoder.drafters import DraftModel
 

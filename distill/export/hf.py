@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,7 @@ from distill.identity import model_form
 from distill.models import load_drafter, without_bars
 from distill.redact import redacted
 from evaluation.decoder.drafters import DraftModel
+from evaluation.head import head_of
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -220,7 +221,7 @@ def expand_vocabulary(
     new_embeddings = full if tied else _resized(embeddings, vocab_size)
     _set_rows(model, new_embeddings, full, tied)
     drafter.vocab = None
-    return _measured(head, row, states, missing)
+    return _measured(head, row, states, missing, head_of(model).shaped)
 
 
 def fill_row(head: torch.Tensor, states: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
@@ -249,10 +250,16 @@ def calibration_states(drafter: DraftModel, sequences: Sequence[Sequence[int]]) 
     return torch.cat([drafter.model.base_model(torch.tensor([ids])).last_hidden_state[0] for ids in chosen])
 
 
-def _measured(head: torch.Tensor, row: torch.Tensor, states: torch.Tensor, missing: int) -> Expansion:
+def _measured(
+    head: torch.Tensor,
+    row: torch.Tensor,
+    states: torch.Tensor,
+    missing: int,
+    shaped: Callable[[torch.Tensor], torch.Tensor],
+) -> Expansion:
     greedy_missing, mass = 0, 0.0
     for chunk in states.split(512):
-        kept, filled = chunk.float() @ head.float().T, chunk.float() @ row.float()
+        kept, filled = shaped(chunk.float() @ head.float().T), shaped(chunk.float() @ row.float())
         greedy_missing += int((filled > kept.max(dim=-1).values).sum()) if missing else 0
         odds = missing * (filled - kept.logsumexp(dim=-1)).exp()  # all missing ids against all others
         mass += float((odds / (1 + odds)).sum())

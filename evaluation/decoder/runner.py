@@ -17,6 +17,7 @@ from data.errors import UserError
 from evaluation.decoder.attention import FOLDED_ATTENTION
 from evaluation.decoder.cache import RaggedCache, RaggedLayer
 from evaluation.decoder.linear import pack_linears, quantize_linears
+from evaluation.head import head_of
 
 WINDOW_STEP = 64  # cache slots in view grow in steps, so that attention does not pay for the empty rest
 GPU_WINDOW_STEP = 256  # a captured graph for each
@@ -104,7 +105,7 @@ class Runner:
         if optimize and self.device.type == "cpu":
             quantize_linears(self.model) if int8 else pack_linears(self.model)
         self.backbone = self.model.base_model
-        self.head = self.model.get_output_embeddings()
+        self.head, self.head_form = self.model.get_output_embeddings(), head_of(model)
         parameters = inspect.signature(self.backbone.forward).parameters
         self.cache_name = (
             "cache" if "cache" in parameters else "past_key_values"
@@ -206,7 +207,7 @@ class Runner:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Head logits `[..., V]` of hidden states `[..., H]`, in float32."""
-        return self.head(hidden).float()
+        return self.head_form.shaped(self.head(hidden).float())
 
 
 def share_parameters(model: PreTrainedModel) -> PreTrainedModel:

@@ -1,5 +1,7 @@
 """Chosen tokens and samples, against brute force; and a training on them from its first step to its last."""
 
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,10 @@ import distill.training_step
 from data.records import Samples
 from distill.choice import chosen_count, keep_flattest, most_learnable, reference_kl, token_kl
 from distill.chunked import chunked_loss
-from distill.drafter import prune
 from distill.heads import TargetRows, row_of_id, target_rows
 from distill.losses import forward_kl
 from distill.models import Target
+from distill.prune import prune
 from distill.train import TrainConfig, train_drafter
 from evaluation.acceptance import teacher_forced
 from evaluation.decoder.drafters import DraftModel
@@ -41,10 +43,40 @@ def test_the_tokens_with_the_largest_gap_are_chosen() -> None:
     torch.testing.assert_close(token_kl(hidden, head, rows, 0.5), kl)
     reference = torch.randn(10, generator=generator).abs()
     reference[kl.argmax()] = kl.max()  # what the reference could not learn either
-    chosen = most_learnable(hidden, head, rows, reference, temperature=0.5, share=0.3)
+    chosen = most_learnable(kl - reference, 0.3)
     assert chosen.tolist() == sorted((kl - reference).argsort(descending=True)[:3].tolist())
     assert chosen.tolist() != sorted(kl.argsort(descending=True)[:3].tolist())  # the reference matters
     assert [chosen_count(tokens, 0.4) for tokens in (1, 5, 10)] == [1, 2, 4]
+
+
+def one_of_two(rank: int, port: int, shares: list[torch.Tensor], chosen: list[list[int]]) -> None:
+    from accelerate import PartialState
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    state = PartialState(cpu=True)
+    assert state.num_processes == 2
+    assert most_learnable(shares[rank], 0.4).tolist() == chosen[rank]
+    mine = shares[rank] if rank == 0 else shares[rank][:0]  # a batch of one sample leaves a process nothing
+    assert most_learnable(mine, 0.4).tolist() == (most_of(shares[0], 0.4) if rank == 0 else [])
+    state.destroy_process_group()
+
+
+def most_of(gaps: torch.Tensor, share: float) -> list[int]:
+    return sorted(gaps.argsort(descending=True)[: round(share * len(gaps))].tolist())
+
+
+@pytest.mark.slow
+def test_two_processes_choose_among_the_tokens_of_both() -> None:
+    gaps = torch.randn(30, generator=torch.Generator().manual_seed(0))
+    gaps[:11] += 0.5  # so that one of them has more of the largest
+    both = most_of(gaps, 0.4)
+    chosen = [[place for place in both if place < 11], [place - 11 for place in both if place >= 11]]
+    assert len(chosen[0]) > round(0.4 * 11) and len(chosen[1]) < round(0.4 * 19)  # not each in its part
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(one_of_two, args=(port, [gaps[:11], gaps[11:]], chosen), nprocs=2)
 
 
 def test_the_most_likely_ids_choose_as_all_do() -> None:

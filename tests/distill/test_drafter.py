@@ -7,8 +7,9 @@ from pydantic import ValidationError
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from data.errors import UserError
-from distill.drafter import DraftConfig, InitConfig, build_drafter, check_prunable, prune
+from distill.drafter import DraftConfig, InitConfig, build_drafter
 from distill.models import Target, cast_parameters, save_drafter
+from distill.prune import check_prunable, prune
 from evaluation.decoder.drafters import DraftModel
 
 COUNTS = torch.arange(96).flip(0)  # the lower the id, the more frequent

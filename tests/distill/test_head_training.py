@@ -15,6 +15,7 @@ from distill.losses import forward_kl
 from distill.models import Target, load_drafter
 from distill.train import ACCEPTED, TrainConfig, train_drafter
 from evaluation.decoder.drafters import DraftModel
+from evaluation.head import Head
 
 KINDS: dict[str, dict[str, Any]] = {
     "medusa": {"kind": "medusa", "heads": 3},
@@ -146,13 +147,13 @@ def loss_of(kind: str, target: Target, samples: Samples, *, cached: bool, name: 
     head = target.model.lm_head.weight[drafter.vocab]
     rows = torch.full((96,), -1)
     rows[drafter.vocab] = torch.arange(48)
-    loss, _ = head_forward(
+    loss, _, _ = head_forward(
         drafter.model,  # type: ignore[arg-type]
         name=name,  # type: ignore[arg-type]
         eta=3.0,
         beta=0.5,
         temperature=1.0,
-        target_head=head,
+        target_head=Head(head),
         rows=rows,
         **inputs,
     )

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from distill.chunked import chunked_loss
-from distill.heads import Head, TargetRows, TopKRows
+from distill.heads import TargetRows, TopKRows
 from distill.loss_config import LossName
 from distill.losses import cross_entropy, divergence
+from evaluation.head import Head
 
 N, V, H, T = 11, 23, 8, 6
 NAMES: tuple[LossName, ...] = (

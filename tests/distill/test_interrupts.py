@@ -13,7 +13,7 @@ from data.records import Samples
 from distill import interrupts
 from distill.interrupts import Interrupted
 from distill.models import Target
-from tests.distill.test_train import new_drafter, train
+from tests.distill.training import new_drafter, train
 
 
 def test_a_deferred_signal_waits_for_the_end_of_the_block() -> None:

@@ -12,7 +12,7 @@ from data.errors import UserError
 from data.records import Samples
 from distill.lora import LoraConfig, add_lora, merged, remove_lora
 from distill.models import Target, load_drafter
-from tests.distill.test_train import Killed, new_drafter, train
+from tests.distill.training import Killed, new_drafter, train
 
 CONFIG = LoraConfig(rank=4, alpha=8)
 

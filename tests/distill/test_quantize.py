@@ -19,7 +19,7 @@ from distill.recipe import load_recipe
 from distill.sizes import Sizes, memory_needed
 from evaluation.decoder.drafters import DraftModel
 from evaluation.quantization import acceptance_gap
-from tests.distill.test_train import new_drafter, train
+from tests.distill.training import new_drafter, train
 
 BITS = {"nf4": 4, "int8": 8}
 

@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from data.records import Samples, collate
-from distill.drafter import prune
 from distill.models import Target
+from distill.prune import prune
 from distill.rollouts import Rollouts
 from distill.train import OnPolicyConfig, TrainConfig, train_drafter
 from evaluation.decoder.drafters import DraftModel

@@ -11,8 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from data.errors import UserError
-from distill.drafter import DraftConfig, InitConfig, build_drafter, prune
+from distill.drafter import DraftConfig, InitConfig, build_drafter
 from distill.models import Target
+from distill.prune import prune
 from distill.shape import Activity, even_layers, important_layers, measure_activity, narrow, narrow_config
 from tests.distill.conftest import VOCAB, tiny_llama
 
