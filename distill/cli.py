@@ -302,8 +302,9 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from data.files import check_replaceable, write_atomic
     from distill.preflight import require_tracking
     from distill.summary import console
+    from evaluation.comparison import render, to_json
     from evaluation.registry import candidates
-    from evaluation.selection import rank, render, to_json
+    from evaluation.selection import rank
 
     require_tracking()
     if options.html:

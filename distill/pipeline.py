@@ -167,9 +167,10 @@ def train_here(run: Run, folder: Path, report: "Report") -> dict[str, Any]:
     return {**dataclasses.asdict(result), "directory": "drafter"}
 
 
-def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
+def evaluate(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
     """The three acceptances before and after training, and the speedup measured in the serving mode."""
     from distill.models import load_drafter
+    from evaluation.cost_model import chain_or_tree
     from evaluation.evaluate import run as run_evaluation
     from evaluation.measurements import Evaluation
     from evaluation.plots import write_plots
@@ -191,6 +192,7 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
         run.recipe.seed,
         # What is cut out of the target or put on it accepts nothing yet, so its speed is no baseline.
         before=None if draft.kind != "model" or draft.init.cuts else before,
+        select=run.samples.where(split="select"),
     )
     with Progress("evaluate", plan.batches(), unit="batches") as progress:
         evaluation = run_evaluation(
@@ -215,6 +217,7 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> None:
     tracker.log_artifact(folder / "report.html")
     tracker.log_artifact(folder / "plots")
     tracker.log_artifact(folder / "tables")
+    return [chain_or_tree(evaluation["cost_model"]["best"])]
 
 
 def select(run: Run, folder: Path, tracker: "Tracker") -> None:
@@ -230,9 +233,11 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
     measured = run.stages["evaluate"].directory
     evaluation = read_json(measured / "evaluation.json")
     name = tracker.model_name()
+    trained = run.stages["train"].manifest()
+    assert trained is not None, "what is selected was trained"
     candidate = tracker.register_candidate(
         run.stages["train"].directory / "drafter",
-        candidate_metrics(evaluation),
+        {**candidate_metrics(evaluation), "train/minutes": trained["seconds"] / 60},
         candidate_params(recipe.resolved(), evaluation, recipe.name),
         f"{recipe.name} test prompts",
         evaluation["data_digest"],

@@ -58,6 +58,11 @@ def _check_kind(
             yield f"draft.{key}", f"only kind {kind} has it, and this is kind {draft.kind}: leave it out"
     if draft.shared_head and draft.kind != "medusa":
         yield "draft.shared_head", f"only kind medusa has it, and this is kind {draft.kind}: leave it out"
+    if train.signal == "features" and draft.kind != "eagle":
+        yield (
+            "train.signal",
+            f"only kind eagle reads other layers, and this is kind {draft.kind}: write hidden",
+        )
     most = max(evaluate.num_speculative_tokens)
     if draft.kind == "medusa" and draft.heads is not None and most > draft.heads:
         yield (
@@ -65,11 +70,6 @@ def _check_kind(
             f"{most} drafts need as many Medusa heads, and draft.heads is {draft.heads}",
         )
     if draft.kind != "model":
-        if evaluate.tree:
-            yield (
-                "evaluate.tree",
-                f"trees are drafted by kind model, and this is kind {draft.kind}: leave it out",
-            )
         if train.signal == "topk":
             yield "train.signal", f"{draft.kind} heads learn from the target's states: write hidden or live"
         for key in ("lora", "packing", "gradient_checkpointing", "learnable_share", "on_policy"):

@@ -154,6 +154,49 @@ def _positions(
         yield found
 
 
+@torch.no_grad()
+def rank_rates(
+    drafter: DraftModel,
+    target: PreTrainedModel,
+    samples: Samples,
+    ranks: int,
+    *,
+    temperature: float,
+    batch_size: int,
+    signals: Callable[[Batch], Signals] | None = None,
+) -> list[list[float]]:
+    """How often the token of each rank is right at each position in a draft of a head on `target`, over
+    finished text, as `S` lists of `ranks` rates: at temperature 0 how often it is the target's choice, else
+    how likely the target finds it.
+    """
+    from data.records import collate
+
+    model = drafter.model
+    assert isinstance(model, HeadModel)
+    head = head_of(target)
+    assert head.plain, "heads are put on targets with plain logits alone"
+    rates: dict[int, list[Tensor]] = {}
+    for start in range(0, len(samples), batch_size):
+        batch = collate(samples, range(start, min(start + batch_size, len(samples))), pad_id=0)
+        told: Any = signals(batch) if signals is not None else batch.signals
+        mask = batch.completion_mask.to(model.device)
+        text, _ = read_text(target, model, batch.input_ids.to(model.device))
+        for step, drafted in enumerate(drafts(model, text, mask)):
+            index = model.head(step)(drafted.states).topk(ranks).indices
+            ids = index if drafter.vocab is None else drafter.vocab.to(index.device)[index]
+            kept = drafted.kept.to(told.hidden.device)
+            if temperature == 0:
+                right = (ids == told.argmax[kept].to(ids.device)[:, None]).double()
+            else:
+                weight_nRH = head.weight_VH[ids]
+                hidden, normaliser = told.hidden[kept].to(weight_nRH), told.logsumexp[kept].to(ids.device)
+                logits = (weight_nRH @ hidden[..., None])[..., 0].float()
+                right = (logits / temperature - normaliser[:, None]).exp().double()
+            rates.setdefault(step, []).append(right)
+    means = [torch.cat(parts).mean(dim=0).nan_to_num(0) for _, parts in sorted(rates.items())]
+    return [row.tolist() for row in means]
+
+
 def accepted_drafts(tables: Sequence[AcceptanceTable], measure: str) -> float:
     """Accepted drafts of a round on average over all tokens that it might begin at, by `measure`: sum over i
     of the product of the first i acceptances. Exact for `greedy`.

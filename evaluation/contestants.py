@@ -9,11 +9,10 @@ from evaluation.cost_model import round_cost
 from evaluation.decoder.drafters import NgramDrafter
 from evaluation.decoder.engine import Decoder
 from evaluation.decoder.guard import Guard
-from evaluation.decoder.kinds import make_drafter
+from evaluation.decoder.kinds import make_drafter, make_tree_drafter
 from evaluation.decoder.runner import Runner
-from evaluation.decoder.tree_drafter import TreeDrafter
 from evaluation.measurements import Evaluation
-from evaluation.speed import CHAIN_FROM, sibling_cost, sibling_threshold, stop_threshold
+from evaluation.speed import CHAIN_FROM, node_prices, sibling_threshold, stop_threshold, verify_overhead
 
 
 def contestants(plan: Evaluation, costs: Mapping[str, Any], counts: Sequence[int]) -> dict[str, Decoder]:
@@ -22,8 +21,8 @@ def contestants(plan: Evaluation, costs: Mapping[str, Any], counts: Sequence[int
     Plain decoding, and the drafter with K drafts a round, for every K of `counts`. At the serving batch size
     also "adaptive": the same drafter with up to the largest K, that stops where by the measured `costs` going
     on would not pay, under a guard that pauses it where it loses; "before": the drafter it was trained from,
-    likewise; "tree": as adaptive, with siblings, where the config asks for it and the cost model does not say
-    that a chain is better; and n-gram look-up at the smallest K.
+    likewise; "tree": as adaptive, with trees as large as by the costs they pay, where the config asks for it
+    and the cost model does not say that a chain is better; and n-gram look-up at the smallest K.
     """
     runner, model_drafter = plan.runner, plan.model_drafter
     served = costs["batch_size"] == plan.serving.batch_size
@@ -53,23 +52,14 @@ def contestants(plan: Evaluation, costs: Mapping[str, Any], counts: Sequence[int
         )
         found[f"{name} {most}"] = decoder(adaptive, most, guard(costs, most))
     if plan.config.tree and sibling_threshold(costs) < CHAIN_FROM:
-        found[f"tree {most}"] = decoder(tree_drafter(plan, runner, costs), most, guard(costs, most))
+        stop = {"stop_below": stop_threshold(costs), "int8": True}
+        tree = make_tree_drafter(plan.drafter, runner, plan.options, node_prices(costs), plan.rates, **stop)
+        found[f"tree {most}"] = decoder(tree, most, guard(costs, most))
     return found | {f"ngram {counts[0]}": decoder(NgramDrafter(), counts[0])}
 
 
 def guard(costs: Mapping[str, Any], most: int) -> Guard:
-    """One that knows what rounds of up to `most` drafts cost."""
-    return Guard([round_cost(costs, drafts) for drafts in range(most + 1)], sibling_cost(costs))
-
-
-def tree_drafter(plan: Evaluation, runner: Runner, costs: Mapping[str, Any]) -> TreeDrafter:
-    """The drafter with siblings where, by the costs, they pay: at most as many as drafts."""
-    return TreeDrafter(
-        plan.drafter,
-        runner,
-        plan.options,
-        sibling_above=sibling_threshold(costs),
-        max_siblings=plan.config.num_speculative_tokens[-1],
-        stop_below=stop_threshold(costs),
-        int8=True,
-    )
+    """One that knows what rounds of up to `most` draft steps cost."""
+    widest = max(map(int, costs["verify_overhead"]))
+    overheads = [verify_overhead(costs, drafts) for drafts in range(widest + 1)]
+    return Guard([round_cost(costs, drafts) for drafts in range(most + 1)], overheads)

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -59,13 +57,13 @@ def round_cost(costs: Mapping[str, Any], count: int, cost_ratio: float | None = 
     true width. What a wider check adds is interpolated between the widths that were measured. `cost_ratio`
     asks for another drafter's c, 0 for a look-up; its first step then costs c too.
     """
+    from evaluation.speed import verify_overhead
+
     if count == 0:
         return 1.0
-    step = costs["cost_ratio"] if cost_ratio is None else cost_ratio
+    step = float(costs["cost_ratio"]) if cost_ratio is None else cost_ratio
     first = costs["first_draft_step_ms"] / costs["target_step_ms"] if cost_ratio is None else cost_ratio
-    measured = sorted((int(width), added) for width, added in costs["verify_overhead"].items())
-    widths, added = zip((0, 0.0), *measured, strict=True)
-    return float(1 + first + (count - 1) * step + np.interp(count, widths, added))
+    return float(1 + first + (count - 1) * step + verify_overhead(costs, count))
 
 
 def reading_cost(costs: Mapping[str, Any]) -> float:
@@ -86,14 +84,17 @@ def predict_speedup(
 ) -> float:
     """Speedup that the cost model expects: tokens per target call over a round's mean cost in target steps.
 
-    `rounds_by_steps[n]` rounds had n draft steps, and all together `siblings` beside them. With
+    `rounds_by_steps[n]` rounds had n draft steps, and all together `siblings` beside them, which are taken as
+    spread evenly over those that drafted. With
     `rounds_per_text`, each answer also costs the drafter's reading of its prompt. `cost_ratio` as in
     `round_cost`; a look-up reads nothing.
     """
-    from evaluation.speed import sibling_cost
+    from evaluation.speed import verify_overhead
 
     total = sum(rounds * round_cost(costs, steps, cost_ratio) for steps, rounds in enumerate(rounds_by_steps))
-    total += siblings * sibling_cost(costs) if siblings else 0
+    beside = siblings / max(sum(rounds_by_steps[1:]), 1)
+    for steps, rounds in enumerate(rounds_by_steps[1:], start=1):
+        total += rounds * (verify_overhead(costs, steps + beside) - verify_overhead(costs, steps))
     cost = total / sum(rounds_by_steps)
     if rounds_per_text and cost_ratio != 0:
         cost += reading_cost(costs) / rounds_per_text

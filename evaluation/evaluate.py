@@ -55,7 +55,12 @@ class EvaluateConfig(BaseModel):
     it covers others unasked."""
 
     tree: bool = False
-    """Whether the drafter races with siblings too: second choices beside its chain, chosen by the costs."""
+    """Whether the drafter races with trees too: second choices beside its chain, chosen by the costs."""
+
+    @property
+    def widest(self) -> int:
+        """The most drafts that one forward checks: a tree has up to as many siblings as levels."""
+        return self.num_speculative_tokens[-1] * (1 + self.tree)
 
     @field_validator("num_speculative_tokens", "batch_sizes")
     @classmethod
@@ -92,6 +97,8 @@ def run(
 
     after = measure("acceptance", evaluation.acceptance)
     earlier = measure("acceptance-before", lambda: evaluation.acceptance_before(before))
+    if evaluation.tree_is_static:
+        evaluation.rates = measure("rank-rates", evaluation.rank_rates)
     costs = measure("costs", evaluation.costs)
     by_batch = measure("costs-by-batch", evaluation.costs_by_batch)
     theirs = measure("transformers-plain", evaluation.transformers_plain)

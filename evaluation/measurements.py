@@ -43,17 +43,22 @@ class Evaluation:
         serving: ServingConfig,
         seed: int,
         before: DraftModel | None = None,
+        select: Samples | None = None,
     ) -> None:
-        """`before` is the drafter that training started from, where that was one already: it races too."""
+        """`before` is the drafter that training started from, where that was one already: it races too.
+        `select`: held-out samples by which a static tree is chosen.
+        """
         from evaluation.decoder.kinds import make_drafter
         from evaluation.decoder.runner import Runner
         from evaluation.decoder.sampling import SamplingOptions
 
         self.model, self.eos_ids, self.drafter, self.test = target, eos_ids, drafter, test
         self.config, self.serving, self.seed, self.before = config, serving, seed, before
+        self.select = select
+        self.rates: list[list[float]] | None = None
         self.options = SamplingOptions(serving.temperature, serving.top_p)
         longest = max(sum(not bit for bit in record.completion_mask) for record in test)
-        self.length = longest + config.max_new_tokens + max(config.num_speculative_tokens) + 1
+        self.length = longest + config.max_new_tokens + config.widest + 1
         self.argmax = serving.draft_sampling == "argmax"
         self.runner: Runner = Runner(target, serving.batch_size, self.length)
         self.model_drafter = make_drafter(drafter, self.runner, self.options, argmax=self.argmax, int8=True)
@@ -150,6 +155,23 @@ class Evaluation:
     def other_batch_sizes(self) -> list[int]:
         """The batch sizes to measure beside the serving one."""
         return [size for size in self.config.batch_sizes if size != self.serving.batch_size]
+
+    @property
+    def tree_is_static(self) -> bool:
+        """Is its tree the same in every round, chosen by `rank_rates`?"""
+        from evaluation.decoder.kinds import kind_of
+
+        return self.config.tree and kind_of(self.drafter.model.config) == "medusa"
+
+    def rank_rates(self) -> list[list[float]]:
+        """How often each rank of each head was right on the samples held out for selection."""
+        from evaluation.acceptance import rank_rates
+
+        assert self.select is not None, "a static tree is chosen by held-out samples"
+        settings: dict[str, Any] = {"temperature": self.serving.temperature, "batch_size": ACCEPTANCE_BATCH}
+        signals = self._live_signals()
+        ranks = self.config.widest
+        return rank_rates(self.drafter, self.model, self.select, ranks, signals=signals, **settings)
 
     def decode(
         self,
@@ -260,7 +282,7 @@ class Evaluation:
         """The forwards of a round, timed alone."""
         from evaluation.speed import measure_costs
 
-        counts = range(1, self.config.num_speculative_tokens[-1] + 1)
+        counts = range(1, self.config.widest + 1)
         size, length = self.serving.batch_size, self.prompt_tokens()
         return measure_costs(self.runner, self.model_drafter, counts, size, prompt_tokens=length)
 
@@ -271,7 +293,7 @@ class Evaluation:
         from evaluation.cost_model import BATCH_SIZES, STEEP, measure_by_batch
 
         counts = self.config.num_speculative_tokens
-        counts = sorted({*counts, *(count for count in STEEP if count < counts[-1])})
+        counts = sorted({*counts, *(count for count in STEEP if count < counts[-1]), self.config.widest})
         sizes = sorted({*BATCH_SIZES, *self.config.batch_sizes} - {self.serving.batch_size})
         return measure_by_batch(self.model, self.drafter, counts, sizes, self.prompt_tokens())
 

@@ -150,6 +150,9 @@ def candidate_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
         found |= {f"quantization/{measure}_gap": gap["gap"]["mean"]} if gap else {}
     cost = evaluation.get("cost") or {}
     found["speed/cost_ratio"] = cost.get("cost_ratio")
+    if cost.get("first_draft_step_ms") and cost.get("target_step_ms"):
+        found["speed/first_cost_ratio"] = cost["first_draft_step_ms"] / cost["target_step_ms"]
+    found["draft/bytes"] = evaluation.get("drafter_bytes")
     for width, overhead in (cost.get("verify_overhead") or {}).items():
         found[f"speed/verify_overhead/k{width}"] = overhead
     for row in evaluation.get("batches") or []:

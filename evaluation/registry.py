@@ -6,8 +6,10 @@ digest of the evaluation data, the machine and the serving mode. `evaluation.mea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 MODEL_TYPE = "drafter"
+
+
+@dataclass(frozen=True)
+class BatchSpeed:
+    """The speedup at a batch size that is not served."""
+
+    batch_size: int
+    speedup: float
+    measured: bool
+    """Else it is the cost model's, with its best K."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,14 @@ class CandidateRow:
     """Its headline path drafts up to `num_speculative_tokens` tokens, not always as many."""
     kind: str = "model"
     """A causal LM of its own, or heads on the target: "medusa" or "eagle"."""
+
+    by_position: tuple[float, ...] = ()
+    """How often the draft at each position stood, once reached."""
+    first_cost_ratio: float | None = None
+    """Of a round's first draft step, which for Medusa is all of them; `cost_ratio` is that of the others."""
+    training_minutes: float | None = None
+    drafter_bytes: float | None = None
+    by_batch: tuple[BatchSpeed, ...] = ()
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -168,6 +188,29 @@ def _measurements(model: Any, name: str, version: str, champion: bool) -> list[C
                 lossless=bool(value["lossless/holds"]) if "lossless/holds" in value else None,
                 stops_early=bool(value.get("decode/stops_early", 0)),
                 kind=params.get("kind", "model"),
+                by_position=_by_position(value),
+                first_cost_ratio=value.get("speed/first_cost_ratio"),
+                training_minutes=value.get("train/minutes"),
+                drafter_bytes=value.get("draft/bytes"),
+                by_batch=_by_batch(value),
             )
         )
     return rows
+
+
+def _by_position(metrics: Mapping[str, float]) -> tuple[float, ...]:
+    name = "decode/conditional_acceptance/pos_{}"
+    reached = takewhile(lambda place: name.format(place) in metrics, count(1))
+    return tuple(metrics[name.format(place)] for place in reached)
+
+
+def _by_batch(metrics: Mapping[str, float]) -> tuple[BatchSpeed, ...]:
+    """What was measured of the headline's drafter and K, and else what is predicted."""
+    drafter = "adaptive" if metrics.get("decode/stops_early") else "model"
+    own = rf"speed/\w+/{drafter}/k{metrics.get('decode/num_speculative_tokens', 0):.0f}/b(\d+)/speedup"
+    found: dict[int, BatchSpeed] = {}
+    for pattern in (r"speed/predicted_best_speedup/b(\d+)", own):
+        for name, value in metrics.items():
+            if named := re.fullmatch(pattern, name):
+                found[int(named[1])] = BatchSpeed(int(named[1]), value, measured=pattern == own)
+    return tuple(found[size] for size in sorted(found))

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation.comparison import candidate_table, kinds_table
 from evaluation.cost_model import chain_or_tree
 from evaluation.figures import COLOURS, HATCHES, Plot, errors, finish, literal, new_figure, plain_line
 from evaluation.lossless import describe
 from evaluation.plots import draw_plots
-from evaluation.selection import RankedGroup, text_table
+from evaluation.selection import RankedGroup
 from evaluation.tables import draw_tables, subtitle
 from evaluation.verdict import is_lossless, pays, standing, why
 
@@ -55,7 +56,11 @@ def comparison_page(groups: Sequence[RankedGroup]) -> str:
         mark="",
         notes=[],
         plots=[plot for number, group in enumerate(groups) if (plot := _plot_group(group, number))],
-        tables=[("Candidates", text_table(group)) for group in groups],
+        tables=[
+            table
+            for group in groups
+            for table in (("Candidates", candidate_table(group)), ("Costs and gains", kinds_table(group)))
+        ],
         certificate="",
         recipe="",
         origin="distill compare",

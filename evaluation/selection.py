@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evaluation.registry import CHAMPION, CandidateRow, read_candidates
-from evaluation.tables import TextTable, number
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from rich.table import Table
 
 NO_CERTIFICATE = "It has no losslessness certificate that holds: evaluate it again, and see its report."
 
@@ -102,51 +100,6 @@ def _low(row: CandidateRow) -> float:
 
 def _high(row: CandidateRow) -> float:
     return row.speedup_high if row.speedup_high is not None else math.inf
-
-
-def text_table(group: RankedGroup) -> TextTable:
-    """The candidates of one group, fastest first."""
-    rows: list[tuple[str, ...]] = []
-    for ranked in group.rows:
-        row = ranked.row
-        interval = f" [{_low(row):.2f}, {_high(row):.2f}]" if row.speedup_low is not None else ""
-        rows.append(
-            (
-                str(ranked.place or "-"),
-                row.label,
-                row.kind,
-                row.loss,
-                row.layers,
-                "-" if row.tokens is None else f"{row.tokens:,}",
-                " / ".join(number(value, 3) for value in (row.greedy, row.sampled, row.argmax)),
-                ("up to " if row.stops_early else "") + number(row.num_speculative_tokens, 0),
-                number(row.tokens_per_target_call),
-                "-" if row.speedup is None else f"{row.speedup:.2f}x{interval}",
-                number(row.cost_ratio, 3),
-                ranked.note,
-            )
-        )
-    heading = (
-        *("", "candidate", "kind", "loss", "layers", "tokens", "greedy / sampled / argmax"),
-        *("K", "tokens per call", "speedup", "cost ratio", "note"),
-    )
-    title = f"{group.target}, {group.serving}; data {group.data_digest or 'unknown'}; {group.machine}"
-    return TextTable(title, heading, 5, rows)
-
-
-def render(groups: Sequence[RankedGroup]) -> Table:
-    """The comparison for the terminal: one block per group."""
-    from rich.table import Table
-
-    page = Table.grid(padding=(0, 0, 1, 0))
-    for group in groups:
-        page.add_row(text_table(group).rich())
-    return page
-
-
-def to_json(groups: Sequence[RankedGroup]) -> dict[str, Any]:
-    """The comparison as plain data, for `--json`."""
-    return {"groups": [asdict(group) for group in groups]}
 
 
 # Choosing

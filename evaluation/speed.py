@@ -215,6 +215,21 @@ def interleaved_medians(steps: dict[str, Callable[[], Any]], repeats: int = COST
     return {name: median(values) for name, values in taken.items()}
 
 
+def verify_overhead(costs: Mapping[str, Any], drafts: float) -> float:
+    """What checking so many drafts adds to a target step, interpolated between the measured widths."""
+    measured = sorted((int(width), added) for width, added in costs["verify_overhead"].items())
+    widths, added = zip((0, 0.0), *measured, strict=True)
+    return float(np.interp(drafts, widths, added))
+
+
+def node_prices(costs: Mapping[str, Any]) -> list[float]:
+    """What trees of 0, 1, 2 ... nodes must bring in accepted tokens to be worth their verify forward, up to
+    the widest that was measured: an accepted token saves a token's time, as for `stop_threshold`.
+    """
+    widest = max(map(int, costs["verify_overhead"]))
+    return [ASSUMED_SPEEDUP * verify_overhead(costs, nodes) for nodes in range(widest + 1)]
+
+
 def stop_threshold(costs: Mapping[str, Any]) -> float:
     """The chance of acceptance below which one more draft costs more than it saves.
 

@@ -78,7 +78,13 @@ class Buffers:
     def state(self, active: slice, draws: Draws, prefix: Prefix | None, window: int) -> DraftState:
         """What a drafter may look at of the rows."""
         return DraftState(
-            self.tokens[active], self.position[active], self.features[active], draws, prefix, window
+            self.tokens[active],
+            self.position[active],
+            self.features[active],
+            draws,
+            prefix,
+            window,
+            (self.left(active) - 1).clamp(min=0),
         )
 
     def prefix(self, active: slice, vocab_size: int) -> Prefix:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from evaluation.decoder.noise import Draws
 from evaluation.decoder.penalties import Adjustment, Prefix
-from evaluation.decoder.runner import Runner
+from evaluation.decoder.runner import Branches, Runner
 from evaluation.decoder.sampling import SamplingOptions, probabilities
 
 
@@ -53,6 +53,8 @@ class DraftState:
     """Token counts `[B, V]` of the text so far; None where no option asks for them."""
     window: int | None = None
     """Cache slots that hold all positions of the round, where the engine knows."""
+    left: torch.Tensor | None = None
+    """int64 `[B]`: how many tokens of a draft each row may use, where the engine knows."""
 
 
 @dataclass
@@ -195,10 +197,9 @@ class ModelDrafter:
         return torch.minimum(known, state.position - 1, out=known)
 
     def draft(self, state: DraftState, count: int) -> Draft:
-        batch = state.position.shape[0]
-        self.check_known(state)
-        if count == 0:
+        if not self.begin(state, count):
             return Draft.none(state.position)
+        batch = state.position.shape[0]
         prefix = state.prefix
         ids: list[torch.Tensor] = []
         probs = []
@@ -217,25 +218,71 @@ class ModelDrafter:
             proposed += going
             reach = torch.where(going, reach * confidence, -1)
             prefix = prefix and prefix.followed_by(token)
-        if not ids:
-            self.lagging = True
-            return Draft.none(state.position)
-        self.known[:batch] = state.position + len(ids)
+        self.settle(state.position, len(ids) - 1)
         return Draft(torch.stack(ids, dim=1), proposed, None if self.argmax else torch.stack(probs, dim=1))
+
+    def begin(self, state: DraftState, count: int) -> bool:
+        """Whether this round drafts: not where nothing is asked for or, looked at on a CPU, every row is past
+        the context.
+        """
+        self.check_known(state)
+        if self.watches and self.may_stop and not (state.position < self.context).any():
+            self.lagging = True
+            return False
+        return count > 0
+
+    def settle(self, position: torch.Tensor, chained: int) -> None:
+        """A draft is done, whose first `chained` tokens were read one behind the other."""
+        self.known[: len(position)] = position + chained + 1
+
+    def unread(self, end: torch.Tensor, least: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions int64 `[B, T]` that a first step reads, up to `end [B]` (exclusive): `least` of them
+        or as many as the row with the most has not read; and where the last one stands among them, `[B]`.
+        """
+        lacking = torch.where(end <= self.context, end - self.known[: len(end)], least)
+        width = max(int(lacking.max()), least)
+        # A row past the context writes over its own last entries, which nothing reads any more.
+        start = (end - width).clamp(min=0, max=self.context - width)
+        places = start[:, None] + torch.arange(width, device=end.device)
+        return places, (end - 1 - start).clamp(max=width - 1)
 
     def first(self, state: DraftState) -> torch.Tensor:
         """Logits `[B, Vd]` of the first drafted token.
 
         The step is two tokens wide: after a fully accepted round the cache lacks the last drafted token, and
-        feeding it again otherwise writes the same entry. So no round needs an extra forward.
+        feeding it again otherwise writes the same entry. So no round needs an extra forward. (After a tree it
+        reads what was accepted from where the tree branched on.)
         """
         before = (state.position - 1).clamp(min=0)
         pair = torch.stack((before, state.position), dim=1)
         return self.step(state.tokens.gather(1, pair), before, state.window)
 
+    def first_behind_tree(self, state: DraftState) -> torch.Tensor:
+        """The same where the last draft may have been a tree: what was accepted of it from where it branched
+        on is read too.
+        """
+        places, last = self.unread(state.position + 1, 2)
+        rows = slice(0, len(places))
+        hidden = self.runner.forward(state.tokens.gather(1, places), places[:, 0], rows)
+        return self.runner.logits(hidden[torch.arange(len(last), device=last.device), last])
+
     def next(self, token: torch.Tensor, step: int, state: DraftState) -> torch.Tensor:
         """Logits `[B, Vd]` of drafted token number `step` (from 0), after drafted `token` (int64 `[B]`)."""
         return self.step(token[:, None], state.position + step, state.window)
+
+    def branch(
+        self, tokens: torch.Tensor, parents: torch.Tensor, tree: Branches, state: DraftState
+    ) -> torch.Tensor:
+        """Logits `[B, W, Vd]` after columns of a tree, the drafted `tokens` (int64 `[B, W]`); `parents`
+        `[B, W]` says behind which of the columns read last, or of the root, each stands.
+        """
+        start = state.position.clamp(max=self.runner.length - tree.places.shape[1])
+        return self.runner.logits(self.runner.forward(tokens, start, slice(0, len(tokens)), tree))
+
+    def room(self, position: torch.Tensor) -> int:
+        """How many columns of a tree fit behind the rows' `position [B]`."""
+        within = torch.where(position < self.context, position, 0)  # the others draft no more
+        return self.runner.length - 1 - int(within.max())
 
     def step(self, inputs: torch.Tensor, start: torch.Tensor, window: int | None = None) -> torch.Tensor:
         """Logits `[B, Vd]` after the last of `inputs` (int64 `[B, T]`), whose first stands at `start`."""
@@ -266,6 +313,7 @@ class ModelDrafter:
         for row, (first, end) in enumerate(zip(known.tolist(), state.position.tolist(), strict=True)):
             if first < end - 1 and end < self.context:
                 self.runner.prefill(state.tokens[row, first:end], row, first)
+                known[row] = end
         self.lagging = False
 
     def choose(

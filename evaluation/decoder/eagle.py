@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from evaluation.decoder.drafters import Draft, DraftState, ModelDrafter
+from evaluation.decoder.drafters import DraftState, ModelDrafter
 from evaluation.decoder.heads import HeadModel, Text, shifted
-from evaluation.decoder.runner import PREFILL_CHUNK, Runner
+from evaluation.decoder.runner import PREFILL_CHUNK, Branches, Runner
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The config field of public checkpoints that names the target's layers; a config with it is an EAGLE's."""
@@ -191,12 +191,14 @@ class EagleRunner(Runner):
         return {"embeddings": self.embed(ids).to(self.dtype), "hidden": self.hidden}
 
     @torch.inference_mode()
-    def extend(self, ids: Tensor, hidden: Tensor, start: Tensor, rows: slice) -> Tensor:
+    def extend(
+        self, ids: Tensor, hidden: Tensor, start: Tensor, rows: slice, tree: Branches | None = None
+    ) -> Tensor:
         """Outputs `[B, T, H]` of entries from `start [B]` on, for the tokens behind them int64 `[B, T]` and
-        `hidden [B, T, H]`.
+        `hidden [B, T, H]`; of a `tree` whose root's entry is at `start`.
         """
         self.hidden = hidden
-        return self.forward(ids, start, rows)
+        return self.forward(ids, start, rows, tree)
 
     @torch.inference_mode()
     def fuse(self, features: Tensor) -> Tensor:
@@ -206,7 +208,7 @@ class EagleRunner(Runner):
 
     @torch.inference_mode()
     def predict(self, hidden: Tensor) -> Tensor:
-        """Logits `[B, Vd]` of outputs `[B, H]`, in float32."""
+        """Logits `[..., Vd]` of outputs `[..., H]`, in float32."""
         return self.logits(self.model.norm(hidden))
 
 
@@ -222,12 +224,9 @@ class EagleDrafter(ModelDrafter):
         self.target.tap(model.feature_layers)
         return EagleRunner(model, self.target, rows, self.context, optimize=optimize, int8=int8)
 
-    def draft(self, state: DraftState, count: int) -> Draft:
-        batch = len(state.position)
-        drafted = super().draft(state, count)
-        if count:  # the first step has read everything that the target has seen, and no draft counts
-            self.known[:batch] = state.position
-        return drafted
+    def settle(self, position: Tensor, chained: int) -> None:
+        """The first step has read everything that the target has seen, and no draft counts."""
+        self.known[: len(position)] = position
 
     def catch_up(self, state: DraftState) -> None:
         """Read a row's prompt, and what it missed when drafting was paused, up to what a first step reads."""
@@ -253,25 +252,31 @@ class EagleDrafter(ModelDrafter):
 
     def first(self, state: DraftState) -> Tensor:
         """Reads the features of the tokens that the last round emitted, as many as the row with the most."""
-        batch, position = len(state.position), state.position
-        width = int((position - self.known[:batch]).clamp(min=1).max())
-        start = (position - width).clamp(min=0, max=self.context - width)
-        entries = start[:, None] + torch.arange(width, device=start.device)
+        batch = len(state.position)
+        entries, last = self.unread(state.position, 1)
         features = self.target.features[:batch].gather(
             1, entries[..., None].expand(-1, -1, self.target.features.shape[-1])
         )
         ids = state.tokens.gather(1, entries + 1)
-        hidden = self.runner.extend(ids, self.runner.fuse(features), start, slice(0, batch))
-        last = (position - 1 - start).clamp(max=width - 1)
+        hidden = self.runner.extend(ids, self.runner.fuse(features), entries[:, 0], slice(0, batch))
         return self.hear(hidden[torch.arange(batch, device=last.device), last])
+
+    def first_behind_tree(self, state: DraftState) -> Tensor:
+        return self.first(state)
 
     def next(self, token: Tensor, step: int, state: DraftState) -> Tensor:
         start = (state.position + step - 1).clamp(max=self.context - 1)
         rows = slice(0, len(token))
         return self.hear(self.runner.extend(token[:, None], self.hidden[:, None], start, rows)[:, 0])
 
+    def branch(self, tokens: Tensor, parents: Tensor, tree: Branches, state: DraftState) -> Tensor:
+        start = (state.position - 1).clamp(max=self.runner.length - tree.places.shape[1])
+        before = self.hidden if self.hidden.dim() == 3 else self.hidden[:, None]
+        before = before.take_along_dim(parents[..., None], dim=1)
+        return self.hear(self.runner.extend(tokens, before, start, slice(0, len(tokens)), tree))
+
     def hear(self, hidden: Tensor) -> Tensor:
-        """Keep the outputs `[B, H]` for the next step; their logits `[B, Vd]`."""
+        """Keep the outputs `[..., H]` for the next step; their logits `[..., Vd]`."""
         self.hidden = hidden
         return self.runner.predict(hidden)
 

@@ -239,7 +239,7 @@ class Decoder:
         """Draft, verify, accept, and move the rows on; `window` cache slots hold all of that."""
         position, prefix = self.buffers.position[active], self.prefix(active)
         state = self.buffers.state(active, self.draws(active), prefix, window)
-        draft = self.draft(state, count, self.buffers.left(active))
+        draft = self.draft(state, count)
         tree = draft if isinstance(draft, DraftTree) else None
         last = self.buffers.tokens[active].gather(1, position[:, None])
         # A frozen row may stand at the last slot; what it writes before that nothing reads.
@@ -255,7 +255,8 @@ class Decoder:
             self.runner.cache.keep(active, position[:, None] + tree.places.gather(1, path), position)
             ids = ids.gather(1, (path[:, 1:] - 1).clamp(min=0))
             hidden = along(hidden, path)
-            logits = along(logits, path)
+            if self.keep_states:
+                logits = along(logits, path)
         self.buffers.advance(active, ids, verdict.token, verdict.accepted, hidden)
         lengths = draft.lengths
         counts = torch.stack((verdict.token, verdict.accepted, lengths, draft.proposed - lengths), dim=1)
@@ -269,15 +270,15 @@ class Decoder:
             states=(hidden, self.summarise(logits)) if self.keep_states else (),
         )
 
-    def draft(self, state: DraftState, count: int, left: torch.Tensor) -> Draft:
-        """This round's drafts, of each row one fewer than it may still emit: `left`, int64 `[B]`."""
+    def draft(self, state: DraftState, count: int) -> Draft:
+        """This round's drafts, of each row as many as it may use."""
         if not self.drafter:
             return Draft.none(state.position)
         draft = self.drafter.draft(state, count)
         if isinstance(draft, DraftTree):  # behind the last slot is no place for its siblings
             draft = draft.first(self.runner.length - 1 - max(row.position for row in self.rows))
-        if draft.ids.shape[1]:  # a row's drafts do not depend on how long its neighbours go on
-            draft.limit((left - 1).clamp(min=0))
+        if draft.ids.shape[1] and state.left is not None:  # not more where a row's neighbours go on longer
+            draft.limit(state.left)
         return draft
 
     def read(self, late: Readback) -> int:
@@ -331,6 +332,8 @@ class Decoder:
         row = self.rows[slot]
         if not row.finish_reason:
             return
+        if self.keep_states and self.runner.tapped:
+            row.states.features = self.runner.features[slot, : row.position].clone()
         output = row.output()
         output.account.check()
         if row.index != REPEAT:

@@ -30,15 +30,16 @@ class Guard:
     on what was decoded before, though their distribution does not.
     """
 
-    def __init__(self, costs: Sequence[float], sibling_cost: float = 0.0) -> None:
+    def __init__(self, costs: Sequence[float], overheads: Sequence[float] = ()) -> None:
         """`costs[k]`: a round with k drafts over a plain step, both measured at the batch size in use;
-        `costs[0]` is 1. `sibling_cost`: what a column of a tree adds that took no draft step.
+        `costs[0]` is 1. `overheads[n]`: what checking n tokens adds to a step, for trees, which check more
+        than they took draft steps.
         """
         if not costs or abs(costs[0] - 1) > 1e-9 or any(cost <= 0 for cost in costs):
             raise UserError(
                 f"round costs are {list(costs)}; give positive ones, in plain steps, 1 for no draft."
             )
-        self.costs, self.sibling_cost = list(costs), sibling_cost
+        self.costs, self.overheads = list(costs), list(overheads)
         self.balance = DEBT
         self.pause = SHORTEST_PAUSE
         self.left = 0
@@ -49,7 +50,8 @@ class Guard:
         return self.left == 0
 
     def cost(self, steps: int, siblings: int) -> float:
-        return self.costs[steps] + siblings * self.sibling_cost
+        wider = self.overheads[steps + siblings] - self.overheads[steps] if siblings else 0.0
+        return self.costs[steps] + wider
 
     def record(self, steps: int, siblings: int, emitted: float) -> None:
         """A round of `steps` draft steps and `siblings` columns beside them emitted so many tokens per row on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from evaluation.decoder.heads import HeadModel
 from evaluation.decoder.medusa import MedusaConfig, MedusaDrafter, MedusaModel
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
+from evaluation.decoder.tree_drafter import TreeDrafter
 
 Kind = Literal["model", "medusa", "eagle"]
 
@@ -51,6 +53,18 @@ def own_weights(draft: DraftModel, target: PreTrainedModel) -> list[Tensor]:
 def make_drafter(
     draft: DraftModel, target: Runner, options: SamplingOptions, **settings: Any
 ) -> ModelDrafter:
-    """The decoder's drafter of its kind; `settings` as `ModelDrafter` takes them."""
+    """The decoder's drafter of its kind, of chains; `settings` as `ModelDrafter` takes them."""
     kinds = {"model": ModelDrafter, "medusa": MedusaDrafter, "eagle": EagleDrafter}
     return kinds[kind_of(draft.model.config)](draft, target, options, **settings)
+
+
+def make_tree_drafter(
+    draft: DraftModel,
+    target: Runner,
+    options: SamplingOptions,
+    prices: Sequence[float],
+    rates: Sequence[Sequence[float]] | None = None,
+    **settings: Any,
+) -> TreeDrafter:
+    """The same for trees, which `TreeDrafter` grows with `prices` and `rates`."""
+    return TreeDrafter(make_drafter(draft, target, options, argmax=True, **settings), prices, rates)

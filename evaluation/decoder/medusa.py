@@ -10,6 +10,7 @@ Shapes: B rows, n heads, H hidden size, Vd rows of a head.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from evaluation.decoder.drafters import Draft, DraftState, ModelDrafter
 from evaluation.decoder.heads import HeadModel, Text, shifted
 from evaluation.decoder.linear import pack_linears, quantize_linears
-from evaluation.decoder.runner import share_parameters
+from evaluation.decoder.runner import Branches, share_parameters
 
 
 class MedusaConfig(PreTrainedConfig):
@@ -137,8 +138,18 @@ class MedusaDrafter(ModelDrafter):
         self.logits = self.heads(state.features.to(self.heads.dtype)).float()
         return self.logits[:, 0]
 
+    def first_behind_tree(self, state: DraftState) -> Tensor:
+        return self.first(state)
+
     def next(self, token: Tensor, step: int, state: DraftState) -> Tensor:
         return self.logits[:, step]
+
+    def branch(self, tokens: Tensor, parents: Tensor, tree: Branches, state: DraftState) -> Tensor:
+        step = int(tree.depths.max())
+        return self.logits[:, step, None].expand(-1, tokens.shape[1], -1)
+
+    def room(self, position: Tensor) -> int:
+        return sys.maxsize  # nothing is written
 
     def timed_reading(self, length: int) -> Callable[[], Any]:
         return lambda: None

@@ -39,9 +39,13 @@ class Prefix:
         return cls(prompted, counts)
 
     def followed_by(self, token: torch.Tensor) -> Prefix:
-        """One answered token more, int64 `[B]`."""
+        """One answered token more, int64 `[...]`."""
         one = torch.ones_like(token, dtype=self.counts.dtype)
-        return Prefix(self.prompted, self.counts.scatter_add(1, token[:, None], one[:, None]))
+        return Prefix(self.prompted, self.counts.scatter_add(-1, token[..., None], one[..., None]))
+
+    def pick(self, chosen: torch.Tensor) -> Prefix:
+        """Of prefixes `[B, W, V]` those numbered `chosen`, int64 `[B, N]`: `[B, N, V]`."""
+        return Prefix(self.prompted, self.counts.take_along_dim(chosen[..., None], dim=1))
 
     def along(self, drafted: torch.Tensor, ancestors: torch.Tensor | None = None) -> Prefix:
         """The prefixes `[B, K + 1, V]` before each drafted token of `[B, K]` and after the last; in a tree

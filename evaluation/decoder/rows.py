@@ -44,6 +44,8 @@ class States:
     """pieces of float64 `[n, 2]`: log-sum-exp of the logits over the signal temperature, and the most likely
     id.
     """
+    features: torch.Tensor | None = None
+    """`[P, F]`: what entered the tapped layers at every position that was read, where layers are tapped."""
 
 
 @dataclass

@@ -50,11 +50,13 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
 
 
 class Branches(Protocol):
-    """Columns that form a tree per row, column 0 its root."""
+    """C columns that form a tree per row, column 0 its root, of which the last T are read now."""
 
     @property
     def ancestors(self) -> torch.Tensor:
-        """bool `[B, T, T]`: whether column i (dim 1) is column j (dim 2) or follows it, however far."""
+        """bool `[B, T, C]`: whether the i-th column read (dim 1) is column j (dim 2) or follows it, however
+        far.
+        """
 
     @property
     def depths(self) -> torch.Tensor:
@@ -62,7 +64,7 @@ class Branches(Protocol):
 
     @property
     def places(self) -> torch.Tensor:
-        """int64 `[B, T]`: cache slots behind the root's, each of 0 .. T - 1 once."""
+        """int64 `[B, C]`: cache slots behind the root's, each of 0 .. C - 1 once."""
 
 
 class Runner:
@@ -126,11 +128,11 @@ class Runner:
         window: int | None = None,
     ) -> torch.Tensor:
         """Hidden states `[B, T, H]` after the final norm for token ids `[B, T]` whose first stands at
-        position `start [B]`; where they form a `tree`, its root does. `window` slots hold all of them and
-        what came before.
+        position `start [B]`; where they are columns of a `tree`, its root does. `window` slots hold all of
+        them and what came before.
         """
         width = ids.shape[1]
-        slots = start[:, None] + (self.slots[:width] if tree is None else tree.places)
+        slots = start[:, None] + (self.slots[:width] if tree is None else tree.places[:, -width:])
         # On a CPU the positions are at hand; on a GPU reading them would stop the stream, so all slots stay
         # in view.
         if window is None:
@@ -139,7 +141,7 @@ class Runner:
         positions = slots if tree is None else start[:, None] + tree.depths
         hidden = self.backbone(
             **self.inputs(ids),
-            attention_mask=self.mask(slots, window, tree),
+            attention_mask=self.mask(slots, window, start, tree),
             position_ids=positions,
             use_cache=True,
             **{self.cache_name: self.cache},
@@ -192,13 +194,15 @@ class Runner:
             hidden = self.forward(chunk[None], begin, slice(row, row + 1), window=self.window(start))
         return hidden[:, -1]
 
-    def mask(self, slots: torch.Tensor, window: int, tree: Branches | None) -> torch.Tensor:
+    def mask(
+        self, slots: torch.Tensor, window: int, start: torch.Tensor, tree: Branches | None
+    ) -> torch.Tensor:
         """Additive mask `[B, 1, T, W]` (folded: `[B, 1, G * T, W]`): a token sees the slots up to its own, in
         a tree those before the root, its ancestors' and its own.
         """
         hidden = self.slots[:window] > slots[:, None, :, None]
         if tree is not None:
-            columns = slots[:, None, None, :].expand(-1, 1, slots.shape[1], -1)
+            columns = (start[:, None] + tree.places)[:, None, None].expand(-1, 1, slots.shape[1], -1)
             hidden.scatter_(3, columns, ~tree.ancestors[:, None])
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(hidden, torch.finfo(self.dtype).min)

@@ -13,6 +13,7 @@ from distill.bench import kinds as bench
 from distill.pipeline import Result, run
 from distill.recipe import Recipe, load_recipe
 from distill.recipe_file import RecipeError
+from evaluation import speed
 from tests.distill.test_pipeline import SMALL, quiet
 
 DRAFTS = {
@@ -23,7 +24,7 @@ COUNTS = "evaluate.num_speculative_tokens=[2]"
 
 
 def recipe_of(kind: str) -> Recipe:
-    change = [DRAFTS[kind], f"export.formats=[{kind}]"] if kind in DRAFTS else []
+    change = [DRAFTS[kind], f"export.formats=[{kind}]", "evaluate.tree=true"] if kind in DRAFTS else []
     return load_recipe("smoke", [*SMALL, COUNTS, *change])
 
 
@@ -53,7 +54,9 @@ def test_each_kind_is_trained_measured_registered_and_exported(
     assert not evaluation["replay"]["bug"] and evaluation["replay"]["prompts"] > 0
     assert evaluation["replay"]["accepted"] == evaluation["replay"]["replayed"]
     assert evaluation["certificate"]["holds"], evaluation["certificate"]["reasons"]
-    assert {row["drafter"] for row in evaluation["decode"]} == {"model", "adaptive", "ngram"}
+    assert {row["drafter"] for row in evaluation["decode"]} - {"tree"} == {"model", "adaptive", "ngram"}
+    rates = result.read("evaluate", "rank-rates.json")
+    assert (rates is None) == (kind == "eagle")
     assert kind in {row.kind for row in candidates(tracking_uri(runs))}
     exported = result.outcomes["export"].stage.directory / kind
     loaded = load_drafter(exported, "cpu")
@@ -71,21 +74,23 @@ def test_kinds_race_side_by_side(
     results: dict[str, Result], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "BATCH_SIZES", (1, 2))
-    monkeypatch.setattr(bench, "PROMPTS", 4)
+    monkeypatch.setattr(speed, "CHAIN_FROM", 1e9)  # however dear a column is on a busy machine
     found = bench.bench_kinds([recipe_of(kind) for kind in DRAFTS], runs, quiet)
-    assert [(row["kind"], row["stops_early"], row["batch_size"]) for row in found["rows"]] == [
-        (kind, early, size)
+    modes = ("fixed", "stops early", "tree")
+    assert [(row["kind"], row["mode"], row["batch_size"]) for row in found["rows"]] == [
+        (kind, mode, size)
         for size in (1, 2)
-        for kind, early in [(kind, early) for kind in DRAFTS for early in (False, True)] + [("n-gram", False)]
+        for kind, mode in [(kind, mode) for kind in DRAFTS for mode in modes] + [("n-gram", "fixed")]
     ]
     for row in found["rows"]:
         assert row["speedup"]["low"] <= row["speedup"]["mean"] <= row["speedup"]["high"]
         assert (row["kind"] == "n-gram") == (row["training_minutes"] == 0)
-    medusa, _, eagle, *_ = found["rows"]
+    medusa, eagle = found["rows"][0], found["rows"][3]
     assert medusa["cost_ratio"] < 0.01 * medusa["first_cost_ratio"]  # all its drafts come at once
     assert eagle["cost_ratio"] > 0.05 * eagle["first_cost_ratio"]
     page = bench.report(found)
     assert page.count("| n-gram |") == 2 and "Batch 2" in page
+    assert page.count("| tree of up to 2 levels, ") == 4 and page.count("- smoke: ") == 2
 
 
 def test_only_trained_drafters_on_the_same_samples_race(results: dict[str, Result], runs: Path) -> None:
@@ -121,7 +126,6 @@ def test_a_public_checkpoint_says_whose_it_is(results: dict[str, Result]) -> Non
         (["draft={kind: eagle, rollout_steps: 2, heads: 2}"], "draft.heads", "only kind medusa has it"),
         (["draft.rollout_steps=2"], "draft.rollout_steps", "only kind eagle has it, and this is kind model"),
         (["draft.shared_head=true"], "draft.shared_head", "only kind medusa"),
-        (["draft={kind: medusa, heads: 3}", "evaluate.tree=true"], "evaluate.tree", "drafted by kind model"),
         (["draft.kind=medusa", "draft.heads=8"], "draft.init", "leave init out"),
         (["draft={kind: medusa, heads: 2}"], "evaluate.num_speculative_tokens", "draft.heads is 2"),
         (["draft={kind: medusa, heads: 4}"], "export.formats", "exported as medusa, not as hf"),

@@ -193,7 +193,7 @@ def test_a_tree_races_where_it_is_asked_for_and_may_pay(
     plan = Evaluation(llama(0), [7], DraftModel(relative(llama(0))), samples, config, ServingConfig(), seed=0)
     costs = {
         "batch_size": 1, "target_step_ms": 10.0, "draft_step_ms": 1.0, "first_draft_step_ms": 1.0,
-        "cost_ratio": 0.1, "verify_overhead": {"1": 0.02, "2": 0.05, "3": 0.1},
+        "cost_ratio": 0.1, "verify_overhead": {"1": 0.02, "2": 0.05, "3": 0.1, "6": 0.15},
     }  # fmt: skip
     rows = plan.decode("seen", costs, [3], lambda: None)["rows"]
     assert [row["drafter"] for row in rows] == ["model", "adaptive", "tree", "ngram"]

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from evaluation.comparison import render, to_json
 from evaluation.measures import candidate_metrics, candidate_params, headline_acceptance
-from evaluation.registry import CandidateRow, candidates
-from evaluation.selection import newest, rank, render, select, to_json
+from evaluation.registry import BatchSpeed, CandidateRow, candidates
+from evaluation.selection import newest, rank, select
 from evaluation.store import open_client
 
 
@@ -137,7 +138,27 @@ EVALUATION: dict[str, Any] = {
         for drafter in ("ngram", "model")
         for k in (4, 6)
     ],
-    "cost": {"cost_ratio": 0.15, "verify_overhead": {"4": 0.3}, "draft_step_ms": float("nan")},
+    "cost": {
+        "cost_ratio": 0.15,
+        "verify_overhead": {"4": 0.3},
+        "draft_step_ms": float("nan"),
+        "first_draft_step_ms": 2.0,
+        "target_step_ms": 10.0,
+    },
+    "drafter_bytes": 1_500_000,
+    "batches": [
+        {
+            "drafter": "model",
+            "split": "seen",
+            "num_speculative_tokens": k,
+            "batch_size": 4,
+            "speedup": {"mean": 1.1 + k / 100},
+        }
+        for k in (4, 6)
+    ],
+    "cost_model": {
+        "best": [{"batch_size": size, "num_speculative_tokens": 4, "speedup": 2 / size} for size in (4, 16)]
+    },
     "best": {
         "drafter": "model",
         "num_speculative_tokens": 6,
@@ -160,6 +181,7 @@ def test_metrics_take_the_headline_from_the_best_row_and_the_right_temperature()
     assert "before/acceptance/greedy" not in metrics
     hot = headline_acceptance(EVALUATION["acceptance"], "greedy", {"temperature": 0.7})
     assert hot["temperature"] == 0.0
+    assert metrics["speed/first_cost_ratio"] == pytest.approx(0.2) and metrics["draft/bytes"] == 1.5e6
     assert candidate_metrics({}) == {}
 
 
@@ -249,6 +271,20 @@ def test_candidates_are_read_back_and_unfinished_ones_are_not(store: tuple[str, 
 def test_looking_at_a_store_that_does_not_exist_makes_none(tmp_path: Path) -> None:
     assert candidates(f"sqlite:///{tmp_path / 'mlflow.db'}") == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kinds_stand_side_by_side_with_what_they_bring_and_cost(store: tuple[str, Register]) -> None:
+    uri, register = store
+    register("kinds", 1.5, 0.1)
+    (found,) = candidates(uri, ["kinds"])
+    assert found.by_position == (0.9, 0.8) and found.drafter_bytes == 1.5e6
+    assert (found.first_cost_ratio, found.cost_ratio) == (pytest.approx(0.2), 0.15)
+    assert found.by_batch == (BatchSpeed(4, pytest.approx(1.16), True), BatchSpeed(16, 0.125, False))
+    out = io.StringIO()
+    Console(file=out, width=260).print(render(rank([replace(found, training_minutes=2.04)])))
+    (line,) = [line for line in out.getvalue().splitlines() if "0.90 0.80" in line]
+    for cell in ("model", "0.200", "0.150", "2.0", "1.5", "4: 1.16x, 16: 0.12x predicted"):
+        assert cell in line
 
 
 def test_champion_moves_only_where_the_interval_lies_above(store: tuple[str, Register]) -> None:

@@ -1,19 +1,19 @@
 """Medusa's and EAGLE's heads in the decoder: the output stays the target's, and they propose what they were
 trained to."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from data.records import SampleRecord, Samples
-from evaluation.acceptance import accepted_drafts, by_position, teacher_forced
+from evaluation.acceptance import accepted_drafts, by_position, rank_rates, teacher_forced
 from evaluation.decoder.drafters import DraftModel
-from evaluation.decoder.eagle import feature_layers, start_eagle
+from evaluation.decoder.eagle import feature_layers
 from evaluation.decoder.engine import Decoder, Request
 from evaluation.decoder.guard import Guard
 from evaluation.decoder.kinds import kind_of, make_drafter
-from evaluation.decoder.medusa import start_medusa
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 from evaluation.signals import target_signals
@@ -21,27 +21,9 @@ from tests.evaluation.decoder.decoders import EOS, GREEDY, decoder, requests, to
 from tests.evaluation.decoder.test_engine import PENALISED
 from tests.evaluation.decoder.test_engine_law import FEW, ROWS, TARGET, law_p_value
 from tests.evaluation.decoder.test_engine_law import VOCAB as FEW_IDS
-from tests.evaluation.decoder.tiny_models import VOCAB, family, llama
+from tests.evaluation.decoder.tiny_models import HEADS, VOCAB, family, heads, llama
 
-KINDS = ("medusa", "shared", "eagle")
-KIND = pytest.mark.parametrize("kind", KINDS)
-
-
-def heads(kind: str, target: Any, vocab: torch.Tensor | None = None, spread: float = 0.1) -> DraftModel:
-    """Heads on the target, away from their start by noise of `spread` times their weights' own."""
-    model: Any
-    if kind == "eagle":
-        torch.manual_seed(3)
-        model = start_eagle(target, vocab, 4)
-    else:
-        model = start_medusa(target, vocab, 4, shared_head=kind == "shared")
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                noise = torch.randn(weight.shape, generator=generator)
-                weight += spread * (weight.std() + 0.05) * noise
-    return DraftModel(model.eval(), vocab)
+KIND = pytest.mark.parametrize("kind", HEADS)
 
 
 def drafting(
@@ -234,6 +216,29 @@ def test_accepted_drafts_by_hand() -> None:
     assert accepted_drafts(tables, "sampled") == pytest.approx(total / 40, rel=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+def test_rates_of_ranks_begin_with_the_acceptance_of_the_first_and_leave_nothing(
+    kind: str, temperature: float
+) -> None:
+    target = llama(0)
+    wanted = [
+        request for request in requests(12, 12) if len(request.prompt) > 6
+    ]  # all heads reach all tokens
+    samples = text_of(wanted, decoder(target, eos=()).generate(wanted))
+    signals = partial(target_signals, target, temperature=1.0)
+    draft = heads(kind, target)
+    tables = by_position(
+        draft, target.lm_head.weight, samples, temperature=1.0, batch_size=2, signals=signals, target=target
+    )
+    rates = rank_rates(draft, target, samples, VOCAB, temperature=temperature, batch_size=2, signals=signals)
+    assert len(rates) == len(tables) == 4
+    measure = "argmax" if temperature else "greedy"
+    for table, ranks in zip(tables, rates, strict=True):
+        assert ranks[0] == pytest.approx(table.means()[measure], abs=1e-5) and sum(ranks) == pytest.approx(1)
+        assert len(ranks) == VOCAB and max(ranks) < 1
+
+
 def test_a_head_needs_the_target_and_a_model_has_one_table() -> None:
     target = llama(0)
     samples = text_of(requests(2, 6), decoder(target, eos=()).generate(requests(2, 6)))
@@ -256,7 +261,7 @@ def test_feature_layers_are_low_middle_and_high() -> None:
 
 def test_kinds_are_told_apart_by_their_config() -> None:
     target = llama(0)
-    kinds = [kind_of(model.config) for model in (target, *(heads(kind, target).model for kind in KINDS))]
+    kinds = [kind_of(model.config) for model in (target, *(heads(kind, target).model for kind in HEADS))]
     assert kinds == ["model", "medusa", "medusa", "eagle"]
 
 

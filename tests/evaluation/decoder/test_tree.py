@@ -7,18 +7,16 @@ import torch
 
 from data.errors import UserError
 from evaluation.decoder.cache import RaggedCache
-from evaluation.decoder.drafters import Draft
 from evaluation.decoder.engine import Request
 from evaluation.decoder.guard import Guard
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 from evaluation.decoder.synthetic import SyntheticDecoder
-from evaluation.decoder.tree_drafter import with_siblings
 from tests.evaluation.decoder.decoders import GREEDY, decoder, requests, tokens
 from tests.evaluation.decoder.test_engine import COSTS, PENALISED
 from tests.evaluation.decoder.test_stop import TOKENIZER
-from tests.evaluation.decoder.tiny_models import FAMILIES, VOCAB, family, llama, prompts, relative
-from tests.evaluation.decoder.trees import RandomTrees, sibling_decoder, tree
+from tests.evaluation.decoder.tiny_models import FAMILIES, VOCAB, family, llama, prompts
+from tests.evaluation.decoder.trees import RandomTrees, tree, tree_decoder
 
 
 def test_a_tree_knows_its_geometry() -> None:
@@ -64,8 +62,8 @@ def test_random_trees_change_no_token_of_ragged_batches(name: str, options: Samp
 RIGHT_MASK, RIGHT_FORWARD = Runner.mask, Runner.forward
 
 
-def siblings_seen(self, slots, window, tree):
-    return RIGHT_MASK(self, slots, window, None)
+def siblings_seen(self, slots, window, start, tree):
+    return RIGHT_MASK(self, slots, window, start, None)
 
 
 def columns_counted(self, ids, start, rows=None, tree=None, window=None):
@@ -120,32 +118,6 @@ def test_trees_at_the_last_positions(name: str, new: int) -> None:
     assert tokens(engine.generate(wanted)) == tokens(plain)
 
 
-@pytest.mark.parametrize("options", [GREEDY, PENALISED], ids=["greedy", "penalised"])
-@pytest.mark.parametrize("kind", ["other", "relative", "reduced"])
-def test_a_chain_with_siblings_gives_plain_text_in_fewer_rounds(kind: str, options: SamplingOptions) -> None:
-    target, vocab = llama(0), None
-    model = llama(5) if kind == "other" else relative(target)
-    if kind == "reduced":
-        vocab = torch.arange(0, VOCAB, 3)
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[vocab].detach())
-    plain = decoder(target, batch=8, options=options).generate(requests())
-    chain = decoder(target, model, 4, 8, options, vocab, stop_below=0.1)
-    chain.generate(requests())
-    engine = sibling_decoder(target, model, 4, 8, options, vocab)
-    assert tokens(engine.generate(requests())) == tokens(plain)
-    assert engine.account.siblings > 0
-    if kind == "relative":
-        assert engine.account.rounds < chain.account.rounds
-
-
-def test_the_target_as_its_own_drafter_is_accepted_whole() -> None:
-    target = llama(0)
-    engine = sibling_decoder(target, target, 4, 3, eos=(), stop_below=0.0, above=0.02)
-    outputs = engine.generate(requests(7, 60))
-    assert engine.account.accepted == engine.account.drafted > 0 and engine.account.siblings > 0
-    assert tokens(outputs) == tokens(decoder(target, eos=()).generate(requests(7, 60)))
-
-
 def test_a_drafter_reads_again_what_was_not_accepted_of_it_before_a_pause() -> None:
     """The target as its own drafter, cut after one token each round, paused now and then: entries of tokens
     that were cut off must not stay in its cache.
@@ -191,26 +163,14 @@ def test_ends_and_stop_strings_inside_a_path(count: int) -> None:
     )
     assert tokens(outputs) == tokens(plain)
     assert [o.finish_reason for o in outputs] == [o.finish_reason for o in plain]
-    engine = sibling_decoder(target, target, count, **settings)
-    assert tokens(engine.generate(requests(8, 40))) == tokens(plain)
-    assert engine.account.truncated > 0 and [o.finish_reason for o in plain].count("stop") > 3
-
-
-@pytest.mark.parametrize("options", [GREEDY, SamplingOptions(1.0)], ids=["greedy", "sampled"])
-def test_a_row_with_a_tree_does_not_depend_on_its_batch(options: SamplingOptions) -> None:
-    target, wanted = llama(0), requests(8, 30)
-    crowd = sibling_decoder(target, relative(target), 5, 8, options).generate(wanted)
-    alone = [sibling_decoder(target, relative(target), 5, 1, options).generate([one])[0] for one in wanted]
-    assert tokens(crowd) == tokens(alone)
-    assert [o.rounds for o in crowd] == [o.rounds for o in alone]
-    assert [o.siblings for o in crowd] == [o.siblings for o in alone]
 
 
 def test_the_guard_counts_siblings_at_their_own_cost() -> None:
-    guard = Guard([1.0, 1.5, 2.0], sibling_cost=0.1)
-    assert guard.cost(2, 3) == pytest.approx(2.3) and guard.cost(0, 0) == 1
+    wider = [0.0, 0.1, 0.3, 0.3, 0.3, 0.4, 0.8, 0.8, 0.8, 0.9, 1.0]
+    guard = Guard([1.0, 1.5, 2.0], wider)
+    assert guard.cost(2, 3) == pytest.approx(2.1) and guard.cost(2, 0) == 2 and guard.cost(0, 0) == 1
     target = llama(0)
-    engine = sibling_decoder(target, llama(5), 4, 3, eos=(), guard=Guard(COSTS, sibling_cost=0.1))
+    engine = tree_decoder(target, llama(5), 4, 3, eos=(), guard=Guard(COSTS, wider))
     wanted = [Request(prompt, 100, seed=i) for i, prompt in enumerate(prompts(6))]
     outputs = engine.generate(wanted)
     assert tokens(outputs) == tokens(decoder(target, batch=3, eos=()).generate(wanted))
@@ -218,18 +178,6 @@ def test_the_guard_counts_siblings_at_their_own_cost() -> None:
 
 
 def test_synthetic_acceptance_refuses_trees() -> None:
-    engine = sibling_decoder(llama(0), llama(0), kind=SyntheticDecoder, conditional_acceptance=[0.5] * 4)
+    engine = tree_decoder(llama(0), llama(0), kind=SyntheticDecoder, conditional_acceptance=[0.5] * 4)
     with pytest.raises(UserError, match="no trees"):
         engine.generate(requests())
-
-
-def test_siblings_stand_where_their_path_is_likely_enough() -> None:
-    ids = torch.tensor([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]] * 2)
-    confidence = torch.tensor([[[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.9, 0.05, 0.05]]] * 2)
-    chain = Draft(ids[..., 0], torch.tensor([3, 1]), None)
-    grown = with_siblings(chain, ids, confidence, 0.2, 9)
-    assert grown.proposed.tolist() == [5, 2]
-    assert grown.ids[0].tolist() == [1, 2, 4, 5, 7] and grown.parents[0].tolist() == [0, 0, 1, 1, 3]
-    assert grown.ids[1, :2].tolist() == [1, 2] and grown.parents[1, :2].tolist() == [0, 0]
-    assert with_siblings(chain, ids, confidence, 0.2, 1).ids[0].tolist() == [1, 2, 4, 7]
-    assert with_siblings(chain, ids, confidence, 0.5, 9) is chain

@@ -10,14 +10,14 @@ import torch
 
 from evaluation.decoder import tree_rules
 from evaluation.decoder.drafters import DraftModel
+from evaluation.decoder.kinds import make_tree_drafter
 from evaluation.decoder.sampling import SamplingOptions
 from evaluation.decoder.tree import DraftTree
-from evaluation.decoder.tree_drafter import TreeDrafter
 from tests.evaluation.decoder.decoders import decoder, requests, tokens
 from tests.evaluation.decoder.small_laws import Context, SmallLaw
 from tests.evaluation.decoder.test_engine_law import DRAFT, SAMPLED, law_p_value
 from tests.evaluation.decoder.tiny_models import llama, relative
-from tests.evaluation.decoder.trees import sibling_decoder, tree
+from tests.evaluation.decoder.trees import prices, tree, tree_decoder
 
 DEPTH = 2
 SIZES = (2, 3)
@@ -243,8 +243,8 @@ def test_a_walk_takes_the_first_yes_and_shorter_rows_wait() -> None:
 
 
 def with_trees(engine) -> None:
-    engine.drafter = TreeDrafter(
-        DraftModel(DRAFT), engine.runner, engine.options, sibling_above=0.03, max_siblings=4, stop_below=0.1
+    engine.drafter = make_tree_drafter(
+        DraftModel(DRAFT), engine.runner, engine.options, prices(0.03, 6), stop_below=0.1
     )
 
 
@@ -281,7 +281,7 @@ def test_a_wrong_rule_in_the_engine_is_caught(name: str, wrong, monkeypatch: pyt
 def test_with_shared_noise_trees_give_plain_samplings_very_tokens(options: SamplingOptions) -> None:
     target, wanted = llama(0), requests(8, 40)
     plain = decoder(target, options=options, rule="shared_noise").generate(wanted)
-    engine = sibling_decoder(target, relative(target), options=options, rule="shared_noise")
+    engine = tree_decoder(target, relative(target), options=options, rule="shared_noise")
     assert tokens(engine.generate(wanted)) == tokens(plain)
     account = engine.account
     assert account.siblings > 0 and account.accepted > 20

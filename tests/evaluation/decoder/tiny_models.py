@@ -17,6 +17,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from evaluation.decoder.drafters import DraftModel
+from evaluation.decoder.eagle import start_eagle
+from evaluation.decoder.medusa import start_medusa
+
 VOCAB = 48
 SHAPE = {
     "vocab_size": VOCAB,
@@ -64,6 +68,27 @@ def family(name: str, **changes: object) -> PreTrainedModel:
 
 
 FAMILIES = ("llama", "smollm", "mistral", "qwen2", "qwen3", "gpt2")
+
+
+HEADS = ("medusa", "shared", "eagle")
+
+
+def heads(
+    kind: str, target: PreTrainedModel, vocab: torch.Tensor | None = None, spread: float = 0.1
+) -> DraftModel:
+    """Heads on the target, away from their start by noise of `spread` times their weights' own."""
+    if kind == "eagle":
+        torch.manual_seed(3)
+        model = start_eagle(target, vocab, 4)
+    else:
+        model = start_medusa(target, vocab, 4, shared_head=kind == "shared")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight += spread * (weight.std() + 0.05) * noise
+    return DraftModel(model.eval(), vocab)
 
 
 def prompts(count: int, seed: int = 3) -> list[list[int]]:

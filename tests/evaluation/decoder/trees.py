@@ -6,8 +6,8 @@ import torch
 
 from evaluation.decoder.drafters import Draft, DraftModel, DraftState
 from evaluation.decoder.engine import Decoder
+from evaluation.decoder.kinds import make_tree_drafter
 from evaluation.decoder.tree import DraftTree
-from evaluation.decoder.tree_drafter import TreeDrafter
 from tests.evaluation.decoder.decoders import GREEDY, decoder
 from tests.evaluation.decoder.tiny_models import VOCAB
 
@@ -23,16 +23,21 @@ def tree(*rows: Nodes, proposed: list[int] | None = None) -> DraftTree:
     return DraftTree(ids, torch.tensor(proposed or [len(row) for row in rows]), None, parents)
 
 
-def sibling_decoder(
-    target, model, count=4, batch=4, options=GREEDY, vocab=None, *, above=0.05, most=6, stop_below=0.1,
-    **settings,
+def prices(node: float = 0.05, most: int = 10) -> list[float]:
+    """Of trees in which each node has the same price."""
+    return [node * nodes for nodes in range(most + 1)]
+
+
+def tree_decoder(
+    target, draft, count=4, batch=4, options=GREEDY, vocab=None, *, node=0.05, most=10, stop_below=0.1,
+    rates=None, **settings,
 ) -> Decoder:  # fmt: skip
-    """A decoder whose drafts are chains of `model` with siblings."""
-    engine = decoder(target, model, count, batch, options, vocab, **settings)
-    engine.drafter = TreeDrafter(
-        DraftModel(model, vocab), engine.runner, options, sibling_above=above, max_siblings=most,
-        stop_below=stop_below,
-    )  # fmt: skip
+    """A decoder whose drafts are trees that `draft` grows, a model or a `DraftModel` of any kind."""
+    engine = decoder(target, "ngram", count, batch, options, **settings)
+    own = draft if isinstance(draft, DraftModel) else DraftModel(draft, vocab)
+    engine.drafter = make_tree_drafter(
+        own, engine.runner, options, prices(node, most), rates, stop_below=stop_below
+    )
     return engine
 
 
