@@ -52,6 +52,11 @@ class SampleRecord:
     def completion_tokens(self) -> int:
         return sum(self.completion_mask)
 
+    @property
+    def positions_read(self) -> int:
+        """How many the target read to write it: the last token was not."""
+        return len(self.input_ids) - 1
+
 
 @dataclass
 class Batch:
@@ -71,7 +76,7 @@ class Batch:
         """The same texts with no completion token to train on."""
         import torch
 
-        none = None if self.signals is None else rows(self.signals, slice(0, 0))
+        none = None if self.signals is None else rows(self.signals, slice(0, 0), slice(None))
         return replace(self, completion_mask=torch.zeros_like(self.completion_mask), signals=none)
 
 
@@ -83,12 +88,15 @@ class Samples(Sequence[SampleRecord]):
         records: list[SampleRecord],
         locations: Sequence[tuple[Signals | TopK, int]] | None,
         unchecked: dict[int, Path] | None = None,
+        positions: Sequence[int] | None = None,
     ) -> None:
         """`locations[i]`: the shard's signals and the first row of record i in them. `unchecked`: the shards
-        whose signals were not compared with their checksum yet, by the identity of those signals."""
+        whose signals were not compared with their checksum yet, by the identity of those signals.
+        `positions[i]`: the first row of record i in the shard's features, where it holds some."""
         self.records = records
         self.locations = locations
         self.unchecked = {} if unchecked is None else unchecked
+        self.positions = positions
 
     def __len__(self) -> int:
         return len(self.records)
@@ -107,6 +115,11 @@ class Samples(Sequence[SampleRecord]):
     def has_signals(self) -> bool:
         """Do they carry the target's hidden states?"""
         return self.locations is not None and all(isinstance(one, Signals) for one, _ in self.locations)
+
+    @property
+    def has_features(self) -> bool:
+        """Do they carry the states of the layers that a head draws on?"""
+        return self.has_signals and all("features" in one.tensors() for one, _ in self.locations or ())
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -132,7 +145,9 @@ class Samples(Sequence[SampleRecord]):
             path = self.unchecked.pop(id(shard))
             if fault := _signals_fault(path):
                 raise UserError(f"{path.with_name(fault)}: delete it and its shard, and sample again.")
-        return rows(shard, slice(first, first + self.records[index].completion_tokens))
+        record, begin = self.records[index], self.positions[index] if self.positions else 0
+        read = slice(begin, begin + record.positions_read)
+        return rows(shard, slice(first, first + record.completion_tokens), read)
 
     def where(
         self, *, split: str | None = None, temperature: float | None = None, seen_template: bool | None = None
@@ -150,7 +165,8 @@ class Samples(Sequence[SampleRecord]):
     def pick(self, indices: Sequence[int]) -> Samples:
         """The samples at `indices`, in that order."""
         locations = None if self.locations is None else [self.locations[i] for i in indices]
-        return Samples([self.records[i] for i in indices], locations, self.unchecked)
+        positions = None if self.positions is None else [self.positions[i] for i in indices]
+        return Samples([self.records[i] for i in indices], locations, self.unchecked, positions)
 
 
 def shard_path(directory: Path, index: int) -> Path:
@@ -228,23 +244,27 @@ def open_samples(directory: Path) -> Samples:
     """All shards of a sampling stage, in order."""
     records: list[SampleRecord] = []
     locations: list[tuple[Signals | TopK, int]] = []
+    positions: list[int] = []
     unchecked: dict[int, Path] = {}
     for path in sorted(directory.glob("samples-*.parquet")):
         shard = read_records(path)
         records += shard
         if signals_path(path).exists():
-            signals, first = read_signals(signals_path(path)), 0
+            signals, first, begin = read_signals(signals_path(path)), 0, 0
             unchecked[id(signals)] = path
             for record in shard:
                 locations.append((signals, first))
+                positions.append(begin)
                 first += record.completion_tokens
+                begin += record.positions_read
             if first != len(signals):
                 raise UserError(
                     f"{signals_path(path)} holds {len(signals)} rows, its shard has {first}: sample again."
                 )
     if not records:
         raise UserError(f"{directory} holds no samples; run the sampling stage first.")
-    return Samples(records, locations if len(locations) == len(records) else None, unchecked)
+    whole = len(locations) == len(records)
+    return Samples(records, locations if whole else None, unchecked, positions if whole else None)
 
 
 def collate(samples: Samples, indices: Sequence[int], pad_id: int) -> Batch:

@@ -6,7 +6,8 @@ one product with those rows of its head: training never runs the target again, a
 needs the full head. Where hidden states are too large to keep, the most likely ids with their probabilities,
 and the mass of all others together, take their place.
 
-Shapes: N completion tokens, H hidden size, K ids kept of each.
+Shapes: N completion tokens, H hidden size, K ids kept of each, P positions that the target read, F width of
+several layers' states side by side.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class SignalRows:
         return len(next(iter(self.tensors().values())))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By their names, as they stand in a file."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """By their names, as they stand in a file; without what was not kept."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 @dataclass
@@ -45,6 +47,9 @@ class Signals(SignalRows):
     """float32 `[N]`: log-normaliser over the full vocabulary of logits / signal temperature."""
     argmax: torch.Tensor
     """int64 `[N]`: the target's most likely id."""
+    features: torch.Tensor | None = None
+    """`[P, F]`: what entered the layers that a head draws on, at every position of prompt and answer but the
+    last one's, in the target's dtype. None where it was not asked for."""
 
 
 @dataclass
@@ -70,9 +75,12 @@ def concatenate(parts: Sequence[Kind]) -> Kind:
     return _same_kind(parts[0], {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]})
 
 
-def rows(signals: Kind, which: slice) -> Kind:
-    """Those of some of the tokens."""
-    return _same_kind(signals, {name: tensor[which] for name, tensor in signals.tensors().items()})
+def rows(signals: Kind, which: slice, positions: slice | None = None) -> Kind:
+    """Those of some of the tokens; with the features of `positions`, where there are any."""
+    slices = dict.fromkeys(signals.tensors(), which)
+    if isinstance(signals, Signals) and signals.features is not None:
+        slices["features"] = positions or slice(0, 0)
+    return _same_kind(signals, {name: getattr(signals, name)[part] for name, part in slices.items()})
 
 
 def _same_kind(like: Kind, tensors: dict[str, torch.Tensor]) -> Kind:

@@ -205,6 +205,8 @@ class Run:
             sampled["signal"] = "float16"
         if recipe.train.signal == "topk":
             sampled["signal"] = recipe.train.top_k
+        if recipe.train.signal == "features":
+            sampled["signal"] = "features"
         if recipe.target.quantization != "none":
             sampled["quantization"] = recipe.target.quantization
         read = {"target": model_digest(self.target_folder), "prompts": prompts_digest(prompts)}

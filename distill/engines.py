@@ -119,6 +119,7 @@ def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEn
         "batch_size": config.batch_size,
         "max_length": max_length,
         "signal_temperature": run.kept_signal_temperature,
+        "layers": _kept_layers(run),
     }
     return kept(run, _own_decoder(run, shape))
 
@@ -137,6 +138,15 @@ def kept(run: Run, engine: SamplingEngine) -> SamplingEngine:
             engine, partial(top_k_of, head_VH=head, count=train.top_k, temperature=run.signal_temperature)
         )
     return engine
+
+
+def _kept_layers(run: Run) -> list[int]:
+    """The target's layers whose inputs are kept for training."""
+    from evaluation.decoder.eagle import feature_layers
+
+    if run.recipe.train.signal != "features":
+        return []
+    return feature_layers(run.target.model.config.get_text_config().num_hidden_layers)
 
 
 def _own_decoder(run: Run, shape: dict[str, Any]) -> SamplingEngine:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from distill.chunked import chunked_loss
 from distill.heads import TargetRows
 from distill.loss_config import LossName
-from evaluation.decoder.heads import HeadModel, Text, cached_text, drafts, read_text
+from evaluation.decoder.heads import HeadModel, Text, cached_text, drafts, read_text, text_of_features
 from evaluation.head import Head
 from evaluation.signals import signals_of_states
 
@@ -33,10 +33,12 @@ def head_inputs(
     """What `head_forward` reads beside the batch: `embeddings`, `features`, `known`, and the target's signals
     where they are needed and sampling kept none.
 
-    A head on the last hidden state trains on those that sampling kept, without a forward of the target; for
-    EAGLE's other layers the target reads the text.
+    Heads train on what sampling kept, without a forward of the target. Where that is the last hidden state
+    alone, the target reads the text for EAGLE's other layers.
     """
     input_ids, mask = inputs["input_ids"], inputs["completion_mask"]
+    if "features" in inputs:
+        return _fields(text_of_features(target, input_ids, inputs["attention_mask"], inputs["features"]))
     if "hidden" in inputs and not model.feature_layers:
         return _fields(cached_text(target, input_ids, mask, inputs["hidden"]))
     text, last = read_text(target, model, input_ids)

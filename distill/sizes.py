@@ -94,14 +94,17 @@ def memory_needed(recipe: Recipe, sizes: Sizes) -> int:
 def disk_needed(recipe: Recipe, sizes: Sizes) -> int:
     """Bytes that a run writes: the target's signals, and the drafter with its checkpoints."""
     width = DTYPE_BYTES[recipe.target.dtype]
+    positions = 1 + recipe.data.max_prompt_tokens / recipe.sample.max_new_tokens
     # A hidden state, a float32 log-normaliser and an int64 argmax; or ids, probabilities and the tail's mass
     per_token = {
         "hidden": sizes.hidden * width + 12,
         "hidden_half": sizes.hidden * 2 + 12,
+        # and three states of every position, of which prompts have some
+        "features": sizes.hidden * width + 12 + 3 * sizes.hidden * width * positions,
         "topk": recipe.train.top_k * 8 + 4,
         "live": 0,
     }
-    signals = recipe.sample.tokens * per_token[recipe.train.signal]
+    signals = int(recipe.sample.tokens * per_token[recipe.train.signal])
     # The drafter stands in training, in MLflow and in the export, beside two checkpoints with optimizer
     # state.
     drafters = sizes.draft * (3 * width + 2 * 3 * 4)

@@ -57,9 +57,10 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     loss: LossConfig = LossConfig()
-    signal: Literal["hidden", "hidden_half", "topk", "live"] = "hidden"
-    """`hidden`: the target states that sampling kept; `hidden_half`: those in float16; `topk`: its `top_k`
-    most likely ids and the mass of the rest; `live`: a target forward pass in every step."""
+    signal: Literal["hidden", "hidden_half", "features", "topk", "live"] = "hidden"
+    """`hidden`: the target states that sampling kept; `hidden_half`: those in float16; `features`: those, and
+    of every position what EAGLE reads of other layers; `topk`: its `top_k` most likely ids and the mass of
+    the rest; `live`: a target forward pass in every step."""
     top_k: int = Field(default=64, gt=0)
     """Ids that the signal `topk` keeps of each token."""
     tokens: int = Field(gt=0, le=10**12)
@@ -192,7 +193,8 @@ def train_drafter(
         check_peft()
     if len(samples.where(split="train")) == 0:
         raise UserError("There is no sample in the train split, so nothing to train on; sample more.")
-    there = samples.has_top_k if config.signal == "topk" else samples.has_signals
+    carried = {"topk": samples.has_top_k, "features": samples.has_features}
+    there = carried.get(config.signal, samples.has_signals)
     if config.signal != "live" and not there:
         raise UserError(
             f"train.signal is {config.signal} but these samples carry no such signals; set train.signal=live."

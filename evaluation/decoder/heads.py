@@ -111,6 +111,18 @@ def cached_text(target: PreTrainedModel, input_ids: Tensor, completion_mask: Ten
     return Text(following_embeddings(target, input_ids), features, known)
 
 
+@torch.no_grad()
+def text_of_features(
+    target: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, features: Tensor
+) -> Text:
+    """The same from the features that sampling kept, `[P, F]`, of every position but each text's last."""
+    read = torch.zeros_like(attention_mask, dtype=torch.bool)
+    read[:, :-1] = attention_mask[:, 1:] > 0
+    everywhere = features.new_zeros(*input_ids.shape, features.shape[-1])
+    everywhere[read] = features
+    return Text(following_embeddings(target, input_ids), everywhere)
+
+
 def following_embeddings(target: PreTrainedModel, input_ids: Tensor) -> Tensor:
     """The embeddings `[B, T, H]` of the tokens one position later."""
     embeddings: Tensor = target.get_input_embeddings()(input_ids.roll(-1, dims=1)).detach()

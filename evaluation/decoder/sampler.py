@@ -28,9 +28,14 @@ class BuiltinSampler:
         batch_size: int,
         max_length: int,
         signal_temperature: float | None,
+        layers: Sequence[int] = (),
     ) -> None:
-        """`signal_temperature` is that of the signals' log-normaliser; None keeps no signals."""
+        """`signal_temperature` is that of the signals' log-normaliser; None keeps no signals. `layers`: those
+        whose inputs are kept too, as the signals' features.
+        """
         self.target = Runner(target, batch_size, max_length)
+        if layers:
+            self.target.tap(layers)
         self.batch_size = batch_size
         self.eos_ids = eos_ids
         self.signal_temperature = signal_temperature
@@ -82,4 +87,5 @@ def signals_of(output: Output) -> Signals:
         hidden=torch.cat(output.states.hidden)[:count],
         logsumexp=summary[:, 0].float(),
         argmax=summary[:, 1].long(),
+        features=output.states.features,
     )
