@@ -2,6 +2,7 @@
 
 import pytest
 
+from evaluation.contestants import guard
 from evaluation.cost_model import (
     best_count,
     break_even_acceptance,
@@ -15,6 +16,7 @@ from evaluation.cost_model import (
     time_shares,
 )
 from evaluation.decoder.drafters import DraftModel
+from evaluation.speed import node_prices
 from tests.evaluation.decoder.tiny_models import llama
 
 COSTS = {
@@ -64,8 +66,11 @@ def test_the_prediction_follows_the_cost_model() -> None:
     mixed = [1, 0, 1, 0, 2]  # a round without drafts costs one target step
     cost = (1 + (1 + 0.2 + 0.1 + 0.2) + 2 * (1 + 0.2 + 0.3 + 0.5)) / 4
     assert predict_speedup(3.0, costs, mixed) == pytest.approx(3 / cost)
-    beside = 6 * 0.4 / 3 / 4  # a column costs most, on average, where the forward is 3 wide
-    assert predict_speedup(3.0, costs, mixed, siblings=6) == pytest.approx(3 / (cost + beside))
+    wider = (1 * (0.5 - 0.2) + 2 * (0.5 - 0.5)) / 4  # two siblings in each round that drafts, to 4 at most
+    assert predict_speedup(3.0, costs, mixed, siblings=6) == pytest.approx(3 / (cost + wider))
+    assert node_prices(costs) == pytest.approx([0, 0.15, 0.3, 0.6, 0.75])
+    watch = guard(costs, 2)
+    assert watch.costs == pytest.approx([1, 1.3, 1.5]) and watch.cost(2, 1) == pytest.approx(1.7)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
