@@ -185,8 +185,9 @@ def differences(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def watched(self: TreeDrafter, state: DraftState, count: int) -> Candidates:
         grown = RIGHT(self, state, count)
-        if next(rounds) % 2:  # takes its time
-            deepest = max(paths_of(grown, 0), key=lambda path: (len(path[0]), path[1]))
+        paths = paths_of(grown, 0)  # none in a row's last round
+        if next(rounds) % 2 and paths:  # it takes its time
+            deepest = max(paths, key=lambda path: (len(path[0]), path[1]))
             one = slice(0, 1)
             alone = DraftState(state.tokens[one], state.position[one], state.features[one], state.draws, None)
             found.append(abs(chance_along(kind, self.drafter.target, alone, deepest[0]) / deepest[1] - 1))
