@@ -214,7 +214,8 @@ def transformers_sampling(serving: Mapping[str, Any]) -> str:
     temperature = float(serving.get("temperature", 0.0))
     if temperature == 0:
         return "do_sample=False"
-    return f"do_sample=True, temperature={temperature:g}, top_p={float(serving.get('top_p', 1.0)):g}"
+    top_p = float(serving.get("top_p", 1.0))
+    return f"do_sample=True, temperature={temperature:g}, top_p={top_p:g}, top_k=0"  # its default is 50
 
 
 def _synthetic(facts: Mapping[str, Any], method: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distill.export.hf import write_texts
-from distill.export.serve import NEVER, best_k_per_batch_size, serve_files, vllm_config
+from distill.export.serve import NEVER, best_k_per_batch_size, serve_files, transformers_sampling, vllm_config
 from distill.export.serve_llama_cpp import gguf_serve_files
 
 
@@ -198,6 +198,12 @@ def test_a_server_that_cannot_take_the_drafter_is_named_with_the_reason() -> Non
     assert set(NEVER) < set(servers) and servers["sglang"] == ["sglang.sh"]
     listed = {name for names in servers.values() if isinstance(names, list) for name in names}
     assert listed == set(files) - {"servers.json"}
+
+
+def test_transformers_samples_from_the_whole_distribution() -> None:
+    assert transformers_sampling({"temperature": 0.0}) == "do_sample=False"
+    found = transformers_sampling({"temperature": 0.8, "top_p": 0.9})
+    assert found == "do_sample=True, temperature=0.8, top_p=0.9, top_k=0"
 
 
 def test_every_python_file_compiles_and_every_script_parses(tmp_path: Path) -> None:
