@@ -9,18 +9,11 @@ from typing import Any
 
 from data.files import write_json
 from distill.export.directory import check_out_dir, write_export
-from distill.export.hf import servable, write_texts
+from distill.export.hf import TOKENIZER_FILES, servable, write_texts
 from distill.export.pair import read_side, vocabulary, vocabulary_hash
 from distill.export.serve_heads import HeadFormat, head_files
 from distill.head_layouts import to_public, to_speculators, to_tgi
 from distill.models import load_drafter
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
 
 
 def export_heads(

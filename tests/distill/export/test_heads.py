@@ -58,9 +58,11 @@ def test_medusas_heads_come_for_vllm_and_for_tgi(target: Target, tmp_path: Path)
     save_drafter(DraftModel(start_medusa(target.model, vocab, 2, shared_head=False), vocab), tmp_path / "own")
     target.model.save_pretrained(tmp_path / "target")
     target.tokenizer.save_pretrained(tmp_path / "target")
+    (tmp_path / "target" / "tokenizer.model").write_text("pieces")
     out = export_heads(tmp_path / "own", tmp_path / "target", tmp_path / "medusa", "medusa", facts=FACTS)
     assert "architectures" not in json.loads((out / "tgi" / "config.json").read_text())
     assert {file.name for file in (out / "tgi").iterdir()} == {"config.json", "medusa_lm_head.safetensors"}
     assert (out / "serve" / "tgi.sh").is_file()
+    assert (out / "tokenizer.model").is_file() and (out / "tokenizer.json").is_file()
     manifest = json.loads((out / "manifest.json").read_text())
     assert "tgi/medusa_lm_head.safetensors" in manifest["files"] and len(manifest["vocabulary"]) == 16
