@@ -57,6 +57,25 @@ def write_compact(drafter: DraftModel, folder: Path) -> None:
     write_json(folder / COMPACT, {"embedding_probe": probe.tolist()})
 
 
+def check_embeddings(drafter: DraftModel, target_dir: Path) -> None:
+    """Raise `UserError` unless the drafter's embeddings are those of the target in `target_dir`: a narrower
+    drafter, or one of another model, has its own, which a compact one would lose.
+    """
+    from safetensors import safe_open
+
+    own = drafter.model.get_input_embeddings().weight.detach()
+    for file in sorted(target_dir.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            if _EMBEDDING in tensors.keys():
+                theirs = tensors.get_tensor(_EMBEDDING)
+                if theirs.shape == own.shape and _same(_probe(theirs), _probe(own)):
+                    return
+    raise UserError(
+        "A compact drafter leaves its embeddings to the target, and this one has its own, as narrower "
+        "drafters and those of another model have: export it with --format hf."
+    )
+
+
 def read_compact(directory: Path, target: Target) -> DraftModel:
     """The drafter in `directory`, with the target's embeddings (a copy), in the target's dtype.
 
@@ -70,7 +89,7 @@ def read_compact(directory: Path, target: Target) -> DraftModel:
     embedding = target.model.get_input_embeddings().weight.detach()
     expected = torch.tensor(json.loads((directory / COMPACT).read_text())["embedding_probe"])
     same_shape = embedding.shape == (config.vocab_size, config.hidden_size)
-    if not same_shape or (_probe(embedding) - expected).abs().max() > _TOLERANCE * expected.abs().max():
+    if not same_shape or not _same(_probe(embedding), expected):
         raise UserError(
             f"The drafter in {directory} has the embeddings of another target than {target.name}, "
             "so it cannot draft for this one: start from the target instead (draft.init.from: target)."
@@ -87,6 +106,10 @@ def read_compact(directory: Path, target: Target) -> DraftModel:
     model = empty_model(config, head_rows=len(vocab))
     model.load_state_dict(weights)
     return DraftModel(model.eval().to(target.model.device), vocab.to(target.model.device))
+
+
+def _same(probe: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((probe - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
 def _probe(embedding: torch.Tensor) -> torch.Tensor:

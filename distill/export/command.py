@@ -148,10 +148,10 @@ def write(source: Source, kind: Format, out_dir: Path, *, force: bool) -> None:
     from distill.export.hf import export_hf
 
     common: dict[str, Any] = {"facts": source.facts, "force": force}
-    if kind == "compact":
-        export_compact(source.drafter, out_dir, **common)
-        return
     pair = (source.drafter, source.run.target_folder, out_dir)
+    if kind == "compact":
+        export_compact(*pair, **common)
+        return
     if kind == "medusa" or kind == "eagle" or kind == "speculators":
         export_heads(*pair, kind, **common)
         return

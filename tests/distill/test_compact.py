@@ -8,7 +8,7 @@ import torch
 
 from data.errors import UserError
 from distill import resolve
-from distill.compact import COMPACT, read_compact, write_compact
+from distill.compact import COMPACT, check_embeddings, read_compact, write_compact
 from distill.drafter import DraftConfig, InitConfig, build_drafter
 from distill.models import Target
 from distill.resolve import resolve_model
@@ -72,6 +72,16 @@ def test_a_full_vocabulary_is_refused(target: Target, tmp_path: Path) -> None:
     whole = build(target, InitConfig(**{"from": "target"}, layers=[0]), vocab_size=None)
     with pytest.raises(UserError, match="reduced draft vocabulary"):
         write_compact(whole, tmp_path)
+
+
+def test_embeddings_that_are_not_the_targets_are_refused_before_they_are_lost(
+    target: Target, drafter: DraftModel, tmp_path: Path
+) -> None:
+    target.model.save_pretrained(tmp_path)
+    check_embeddings(drafter, tmp_path)
+    for other in (tiny_llama(7), tiny_llama(7, hidden=64)):  # another model's, and another width
+        with pytest.raises(UserError, match="export it with --format hf"):
+            check_embeddings(DraftModel(other, drafter.vocab), tmp_path)
 
 
 def test_a_recipe_starts_from_a_shipped_one(
