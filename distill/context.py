@@ -209,7 +209,7 @@ class Run:
             sampled["signal"] = "features"
         if recipe.target.quantization != "none":
             sampled["quantization"] = recipe.target.quantization
-        read = {"target": model_digest(self.target_folder), "prompts": prompts_digest(prompts)}
+        read = {"target": model_digest(self.target_folder, self.cache), "prompts": prompts_digest(prompts)}
         if self.sampling_drafter_folder is not None:
             read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)
         sample = Stage("sample", root, sampled, read)
@@ -275,7 +275,7 @@ class Run:
         from distill.candidates import drafter_digest
 
         candidate = model is not None and model_form(model) == "candidate"
-        return drafter_digest(folder) if candidate else model_digest(folder)
+        return drafter_digest(folder) if candidate else model_digest(folder, self.cache)
 
 
 def samples_digest(samples: "Samples", config: EvaluateConfig) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 from data.errors import UserError
 from data.files import canonical_hash, replace_directory, sha256_file, user_path, write_json
@@ -18,6 +20,9 @@ from distill.identity import model_form
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes" / "drafters"
 """The drafters that come with the project: `shipped:NAME`."""
 _PACKAGE_PREFIX = "package:"
+_DIGESTS = "digests.json"  # in the cache: sha256 of large files, with the size, times and inode they had
+_KEPT_BYTES = 1 << 24  # smaller files are read again in no time
+_SETTLED_NS = 2_000_000_000
 _CONVERTED = "converted.json"  # the last file of a converted GGUF: the digests of the others
 _HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
 _DIGEST_SUFFIXES = {".json", ".jinja", ".model", ".safetensors", ".txt"}
@@ -57,7 +62,8 @@ def find_model(model: str, revision: str | None, cache_dir: Path) -> Path | None
     form = model_form(model)
     try:
         if form == "hub":
-            return Path(snapshot_download(model, revision=revision, local_files_only=True))
+            snapshot = Path(snapshot_download(model, revision=revision, local_files_only=True))
+            return snapshot if missing_weights(snapshot) is None else None
         if form == "random":
             path = cache_dir / f"random-{model.removeprefix('random:')}"
         elif form == "shipped":
@@ -69,6 +75,20 @@ def find_model(model: str, revision: str | None, cache_dir: Path) -> Path | None
     except (UserError, HFValidationError, LocalEntryNotFoundError):
         return None
     return path if (path / "config.json").is_file() else None
+
+
+def missing_weights(snapshot: Path) -> str | None:
+    """A weights file that a hub snapshot lacks, as a download that was cut off leaves it; None where all are
+    there.
+    """
+    indices = sorted(snapshot.glob("*.safetensors.index.json"))
+    if not indices:
+        return None if any(snapshot.glob("*.safetensors")) else "model.safetensors"
+    try:
+        named = {name for index in indices for name in json.loads(index.read_text())["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return indices[0].name
+    return next((name for name in sorted(named) if not (snapshot / name).is_file()), None)
 
 
 def gguf_file(model: str, what: str = "target.model") -> Path | None:
@@ -87,9 +107,9 @@ def gguf_file(model: str, what: str = "target.model") -> Path | None:
     return path
 
 
-def model_digest(path: Path) -> str:
+def model_digest(path: Path, cache_dir: Path | None = None) -> str:
     """Identity of a model directory: a hub snapshot's commit, else a hash of its configs, weights and
-    tokenizer."""
+    tokenizer. What large files came to is kept in `cache_dir`, where one is given."""
     path = Path(path)
     if path.parent.name == "snapshots":
         return path.name
@@ -97,7 +117,32 @@ def model_digest(path: Path) -> str:
     if converted.is_file():
         return canonical_hash(json.loads(converted.read_text()))
     files = [file for file in sorted(path.iterdir()) if file.suffix in _DIGEST_SUFFIXES]
-    return canonical_hash({file.name: sha256_file(file) for file in files})
+    return canonical_hash({file.name: _file_digest(file, cache_dir) for file in files})
+
+
+def _file_digest(file: Path, cache_dir: Path | None) -> str:
+    """The sha256 of a file, read once as long as the file system says that it stayed what it was."""
+    before = file.stat()
+    if cache_dir is None or before.st_size < _KEPT_BYTES:
+        return sha256_file(file)
+    kept = cache_dir / _DIGESTS
+    name, stamp = str(file.resolve()), [before.st_size, before.st_mtime_ns, before.st_ctime_ns, before.st_ino]
+    if (known := _kept_digests(kept).get(name)) and known[:-1] == stamp:
+        return str(known[-1])
+    digest = sha256_file(file)
+    # Changed again within a tick of the clock a file would have the same times.
+    if time.time_ns() - max(stamp[1:3]) > _SETTLED_NS:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {**_kept_digests(kept), name: [*stamp, digest]})
+    return digest
+
+
+def _kept_digests(kept: Path) -> dict[str, list[Any]]:
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        return {name: each for name, each in found.items() if isinstance(each, list) and len(each) == 5}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 def _file_in_package(model: str, what: str) -> Path:
@@ -132,7 +177,7 @@ def _random(seed: str, cache_dir: Path, what: str) -> Path:
 
 
 def _converted_path(gguf: Path, cache_dir: Path) -> Path:
-    return cache_dir / f"{gguf.stem}-{sha256_file(gguf)[:16]}"
+    return cache_dir / f"{gguf.stem}-{_file_digest(gguf, cache_dir)[:16]}"
 
 
 def _converted(gguf: Path, cache_dir: Path, what: str) -> Path:
@@ -180,7 +225,7 @@ def _download(model: str, revision: str | None, what: str) -> Path:
 
     at = f"{model} at {revision}" if revision else model
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
+        snapshot = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
     except HFValidationError as error:
         raise UserError(f"{what}: {model!r} is neither a local directory nor a hub id.") from error
     except GatedRepoError as error:
@@ -202,3 +247,9 @@ def _download(model: str, revision: str | None, what: str) -> Path:
             f"{what}: the hub cannot be reached for {at} and no local copy is cached; "
             "connect, or give a local directory."
         ) from error
+    if (missing := missing_weights(snapshot)) is not None:  # without the hub half a download counts as whole
+        raise UserError(
+            f"{what}: of {at} only a part was downloaded ({missing} is missing), and the hub cannot be "
+            "reached for the rest, or has no such safetensors: connect, and start again."
+        )
+    return snapshot
