@@ -252,7 +252,8 @@ def summarise(table: AcceptanceTable, samples: Sequence[SampleRecord], *, seed: 
 
     Each row has `split` ("seen" or "unseen"), `task` ("all" or one task), `temperature` (that of sampling),
     `tokens`, `samples`, and per measure `mean` over tokens with `low` and `high`: a percentile bootstrap
-    interval of 95 % over samples, since tokens of one text are not independent.
+    interval of 95 % over prompts, since neither the tokens of a text nor the answers to a prompt are
+    independent.
     """
     count = len(samples)
     tokens_S = torch.bincount(table.sample, minlength=count).double().numpy()
@@ -271,8 +272,12 @@ def summarise(table: AcceptanceTable, samples: Sequence[SampleRecord], *, seed: 
     for key in sorted(groups, key=lambda key: (key[0], key[1], key[2] != "all", key[2])):
         split, temperature, task = key
         members = np.array(groups[key])
+        owner = prompt_numbers(samples, groups[key])
         intervals = {
-            name: bootstrap_ratio(sums_S[name][members], tokens_S[members], seed=seed) for name in MEASURES
+            name: bootstrap_ratio(
+                np.bincount(owner, sums_S[name][members]), np.bincount(owner, tokens_S[members]), seed=seed
+            )
+            for name in MEASURES
         }
         rows.append(
             {
@@ -285,6 +290,12 @@ def summarise(table: AcceptanceTable, samples: Sequence[SampleRecord], *, seed: 
             }
         )
     return rows
+
+
+def prompt_numbers(samples: Sequence[SampleRecord], members: Sequence[int]) -> np.ndarray:
+    """For each of the samples `members` the number of its prompt among them, int64, counted from 0."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(samples[index].prompt_id, len(numbers)) for index in members])
 
 
 def bootstrap_ratio(totals: np.ndarray, counts: np.ndarray, *, seed: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.records import collate
 from data.signals import Signals
-from evaluation.acceptance import MEASURES, AcceptanceTable, bootstrap_ratio
+from evaluation.acceptance import MEASURES, AcceptanceTable, bootstrap_ratio, prompt_numbers
 from evaluation.head import Head, as_head
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def curves(
     seed: int,
 ) -> list[dict[str, Any]]:
     """Rows with `split`, `temperature`, `by` ("block", "answer" or "entropy"), `bin`, `tokens`, `samples`,
-    and each measure with its 95 % bootstrap interval over samples.
+    and each measure with its 95 % bootstrap interval over prompts.
 
     `tables`: one per position in a draft, as `by_position` gives them; the last one goes for all after it.
     By block: acceptance at position i of up to `count` drafts, given that all before it were accepted, over
@@ -79,6 +79,7 @@ def curves(
             groups.setdefault((split, record.temperature), []).append(index)
     rows = []
     for (split, temperature), members in sorted(groups.items()):
+        owner = prompt_numbers(samples, members)
         for by, bins in (
             ("block", _blocks(members, by_step, count)),
             ("answer", _bins(members, values, _places(values), POSITION_EDGES)),
@@ -87,7 +88,8 @@ def curves(
             for label, tokens, sums in bins:
                 row = {"split": split, "temperature": temperature, "by": by, "bin": label, "tokens": tokens}
                 row["samples"] = max(int((weights > 0).sum()) for _, weights in sums.values())
-                for name, (totals, weights) in sums.items():
+                for name, own in sums.items():
+                    totals, weights = (np.bincount(owner, part) for part in own)
                     there = weights > 0
                     interval = (
                         bootstrap_ratio(totals[there], weights[there], seed=seed) if there.any() else None

@@ -181,6 +181,22 @@ def test_summary_groups_and_weights_by_token() -> None:
     assert summarise(table, records, seed=0) == rows
 
 
+def test_answers_to_one_prompt_count_as_one_in_the_interval() -> None:
+    def interval(copies: int) -> dict[str, float]:
+        records = [
+            record(10 * prompt + copy, 1, 4, task="json", prompt_id=f"p{prompt}")
+            for prompt in range(6)
+            for copy in range(copies)
+        ]
+        values = [float(sample // copies > place) for sample in range(len(records)) for place in range(4)]
+        owners = [number for number in range(len(records)) for _ in range(4)]
+        (row, _) = summarise(table_of(values, owners), records, seed=0)
+        assert row["samples"] == len(records)
+        return row["sampled"]
+
+    assert interval(8) == interval(1)  # by sample it would be far narrower
+
+
 def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     generator = np.random.default_rng(0)
     hits = 0
