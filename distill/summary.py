@@ -115,13 +115,16 @@ def prediction_table(evaluation: Mapping[str, Any]) -> "Table":
     """What the cost model predicts for this drafter where a draft step costs another share of a target
     step.
     """
+    from evaluation.tables import number
+
     best, here = evaluation["best"], float(evaluation["cost"]["cost_ratio"])
     predicted = {float(ratio): value for ratio, value in best["predicted_speedup_at_cost_ratio"].items()}
     title = f"Predicted speedup at K = {best['num_speculative_tokens']} where a draft step costs ..."
     table = _table(title, ("of a target step",), ("speedup",))
     for ratio, value in sorted(predicted.items()):
         table.add_row(f"{ratio:.0%}", f"{value:.2f}x")
-    table.add_row(f"{here:.0%} (this machine)", f"{_number(_best_row(evaluation).get('predicted_speedup'))}x")
+    predicted_here = number(_best_row(evaluation).get("predicted_speedup"))
+    table.add_row(f"{here:.0%} (this machine)", f"{predicted_here}x")
     return table
 
 
@@ -168,10 +171,6 @@ def _overall(evaluation: Mapping[str, Any], rows: str) -> list[Mapping[str, Any]
 
 def _mean(interval: Mapping[str, float] | None) -> str:
     return "-" if not interval else f"{interval['mean']:.3f}"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> "Table":

@@ -312,15 +312,17 @@ def _chain_or_tree(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _line(row: dict[str, Any]) -> str:
+    from evaluation.tables import number
+
     tokens, gain = row["tokens_per_target_call"], row["speedup"]
-    by_position = " ".join(_number(value) for value in row["conditional_acceptance"])
+    by_position = " ".join(number(value) for value in row["conditional_acceptance"])
     return (
         f"| {row['recipe'] or row['kind']} | "
         f"{_shape(row)} | "
         f"{by_position} | "
         f"{tokens['mean']:.2f} [{tokens['low']:.2f}, {tokens['high']:.2f}] | "
-        f"{_number(row['first_cost_ratio'])} | {_number(row['cost_ratio'])} | "
-        f"{_number(row['predicted_speedup'])} | "
+        f"{number(row['first_cost_ratio'])} | {number(row['cost_ratio'])} | "
+        f"{number(row['predicted_speedup'])} | "
         f"{gain['mean']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}] |"
     )
 
@@ -332,6 +334,3 @@ def _shape(row: dict[str, Any]) -> str:
         return f"tree of up to {count} levels, {row['siblings_per_round']:.1f} siblings a round"
     return f"{'up to ' * (row['mode'] == STOPS)}{count}"
 
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

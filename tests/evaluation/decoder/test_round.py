@@ -17,7 +17,7 @@ from tests.evaluation.decoder.test_engine import drafting_model
 from tests.evaluation.decoder.test_heads import heads
 from tests.evaluation.decoder.test_stop import TOKENIZER
 from tests.evaluation.decoder.tiny_models import VOCAB, family, llama, relative
-from tests.evaluation.decoder.trees import sibling_decoder
+from tests.evaluation.decoder.trees import tree_decoder
 
 SAMPLED = SamplingOptions(1.0)
 PENALISED = SamplingOptions(1.2, top_p=0.9, top_k=20, repetition_penalty=1.3, logit_bias={3: -1.0})
@@ -154,7 +154,7 @@ def test_what_cannot_be_captured_is_found_and_says_so(kind: str) -> None:
         engine = decoder(TARGET, relative(TARGET), 4, stop_below=0.3, eos=())
         assert engine.drafter.watches  # on a CPU; the drafter of a GPU does not look
     elif kind == "tree":
-        engine = sibling_decoder(TARGET, relative(TARGET), 4, 3, eos=())
+        engine = tree_decoder(TARGET, relative(TARGET), 4, 3, eos=())
         assert not engine.drafter.capturable
     else:
         engine = decoder(TARGET, TARGET, 3, eos=())
