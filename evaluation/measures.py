@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _ROW = r"((un)?seen/\w+/k\d+/(b\d+/)?)?"
@@ -93,8 +93,13 @@ def best_decode(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def headline_split(evaluation: Mapping[str, Any]) -> str:
+    """The split that the headline was measured on: seen templates, or unseen ones where none was seen."""
+    return str((evaluation.get("best") or {}).get("split") or "seen")
+
+
 def headline_acceptance(
-    rows: Iterable[Mapping[str, Any]], measure: str, serving: Mapping[str, Any], split: str = "seen"
+    rows: Iterable[Mapping[str, Any]], measure: str, serving: Mapping[str, Any], split: str
 ) -> Mapping[str, Any]:
     """The acceptance row that stands for `measure` in one number: {"mean", "low", "high", "temperature"} or
     {}.
@@ -114,6 +119,18 @@ def headline_acceptance(
     return {**row[measure], "temperature": float(row["temperature"])}
 
 
+def as_served(
+    rows: Sequence[Mapping[str, Any]], serving: Mapping[str, Any]
+) -> tuple[str, float, list[Mapping[str, Any]]]:
+    """The acceptance that the serving mode has ("greedy" at temperature 0), and of `rows` (at least one)
+    those of the nearest temperature that was sampled, which is named.
+    """
+    served = float(serving.get("temperature", 0.0))
+    measure = "greedy" if served == 0 else str(serving.get("draft_sampling", "sampled"))
+    nearest = min((float(row["temperature"]) for row in rows), key=lambda value: abs(value - served))
+    return measure, nearest, [row for row in rows if row["temperature"] == nearest]
+
+
 def candidate_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """Flatten evaluation.json into the metric names of DESIGN section 2: acceptance/, decode/, speed/
     (finite only).
@@ -125,7 +142,7 @@ def candidate_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, Any] = {}
     serving = evaluation.get("serving") or {}
     best = best_decode(evaluation)
-    split = str((evaluation.get("best") or {}).get("split") or "seen")
+    split = headline_split(evaluation)
     for prefix, rows in (("", "acceptance"), ("before/", "acceptance_before")):
         for measure in ("sampled", "argmax", "greedy"):
             headline = headline_acceptance(evaluation.get(rows) or [], measure, serving, split)

@@ -24,7 +24,7 @@ from evaluation.figures import (
     plain_line,
     triple,
 )
-from evaluation.measures import split_label
+from evaluation.measures import as_served, split_label
 from evaluation.tables import DRAFTER_NAMES, subtitle
 
 MEASURES = ("greedy", "sampled", "argmax")
@@ -219,10 +219,9 @@ def plot_positions(evaluation: Mapping[str, Any]) -> Plot | None:
             [drafter, split, position, value] for position, value in zip(positions, values, strict=True)
         ]
     forced = [row for row in evaluation.get("acceptance_curves") or [] if row["by"] == "block"]
-    lowest = min((row["temperature"] for row in forced), default=0.0)
-    measure = "greedy" if lowest == 0 else "sampled"
-    at_lowest = [row for row in forced if row["temperature"] == lowest and row[measure]]
-    for index, ((split,), points) in enumerate(grouped(at_lowest, "split").items()):
+    measure, _, forced = as_served(forced, _serving(evaluation)) if forced else ("greedy", 0.0, [])
+    forced = [row for row in forced if row[measure]]
+    for index, ((split,), points) in enumerate(grouped(forced, "split").items()):
         axes.plot(
             [int(row["bin"]) for row in points],
             [row[measure]["mean"] for row in points],
@@ -248,20 +247,18 @@ def plot_positions(evaluation: Mapping[str, Any]) -> Plot | None:
 
 
 def plot_tasks(evaluation: Mapping[str, Any]) -> Plot | None:
-    """Acceptance by task and split, at the lowest sample temperature that was measured."""
+    """Acceptance by task and split, in the serving mode's own measure."""
     rows = [row for row in evaluation.get("acceptance") or [] if row["task"] != "all"]
     if not rows:
         return None
-    lowest = min(row["temperature"] for row in rows)
-    rows = [row for row in rows if row["temperature"] == lowest]
-    measure = "greedy" if lowest == 0 else "sampled"
+    measure, heat, rows = as_served(rows, _serving(evaluation))
     tasks, splits = sorted({row["task"] for row in rows}), sorted({row["split"] for row in rows})
     found = {(row["task"], row["split"]): row.get(measure) for row in rows}
     figure, axes = new_figure(width=1.2 * len(tasks) + 3)
     values = [[found.get((task, split)) for task in tasks] for split in splits]
     labels = [split_label(evaluation, split) for split in splits]
     bars(axes, [literal(task) for task in tasks], values, labels)
-    axes.set_ylabel(f"acceptance per token ({measure}, temperature {lowest:g})")
+    axes.set_ylabel(f"acceptance per token ({measure}, temperature {heat:g})")
     axes.set_ylim(0, 1)
     table = [
         [row["task"], row["split"], *triple(row.get(measure)), row["tokens"], row["samples"]] for row in rows
@@ -277,9 +274,7 @@ def plot_curve(evaluation: Mapping[str, Any], by: str) -> Plot | None:
     rows = [row for row in evaluation.get("acceptance_curves") or [] if row["by"] == by]
     if not rows:
         return None
-    lowest = min(row["temperature"] for row in rows)
-    measure = "greedy" if lowest == 0 else "sampled"
-    rows = [row for row in rows if row["temperature"] == lowest]
+    measure, heat, rows = as_served(rows, _serving(evaluation))
     bins = list(
         dict.fromkeys(
             row["bin"] for row in sorted(rows, key=lambda row: float(row["bin"].rstrip("+").split("-")[0]))
@@ -300,7 +295,7 @@ def plot_curve(evaluation: Mapping[str, Any], by: str) -> Plot | None:
     axes.set_xticks(range(len(bins)), bins, fontsize=8)
     words = {"entropy": "entropy of the target's choice (nats)", "answer": "position in the answer (tokens)"}
     axes.set_xlabel(words[by])
-    axes.set_ylabel(f"acceptance per token ({measure}, temperature {lowest:g})")
+    axes.set_ylabel(f"acceptance per token ({measure}, temperature {heat:g})")
     axes.set_ylim(0, 1.02)
     table = [[row["split"], row["bin"], *triple(row[measure]), row["tokens"], row["samples"]] for row in rows]
     heading = ["split", by, measure, "low", "high", "tokens", "samples"]
@@ -335,6 +330,10 @@ def plot_training(history: Sequence[Mapping[str, float]]) -> Plot | None:
         right.set_ylabel("loss")
     table = [[entry.get(name) for name in ("step", *names)] for entry in history]
     return finish(figure, axes, "training", "Training: loss and held-out acceptance", ["step", *names], table)
+
+
+def _serving(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
+    return evaluation.get("serving") or {}
 
 
 def _fastest_by_batch(rows: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:

@@ -333,4 +333,3 @@ def _shape(row: dict[str, Any]) -> str:
     if row["mode"] == TREE:
         return f"tree of up to {count} levels, {row['siblings_per_round']:.1f} siblings a round"
     return f"{'up to ' * (row['mode'] == STOPS)}{count}"
-

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distill.export import Format
-from evaluation.measures import headline_acceptance, machine_label, serving_label, split_label
+from evaluation.measures import headline_acceptance, headline_split, machine_label, serving_label, split_label
 
 _SERVE = {
     "hf": [
@@ -108,10 +108,11 @@ def _measures(evaluation: Mapping[str, Any]) -> list[str]:
         f"On {_plain(machine_label(machine))}; served at {serving_label(serving)}; 95 % intervals.",
         "",
     ]
+    split = headline_split(evaluation)
     for measure in ("sampled", "argmax", "greedy"):
-        found = headline_acceptance(evaluation.get("acceptance") or [], measure, serving)
+        found = headline_acceptance(evaluation.get("acceptance") or [], measure, serving, split)
         if found:
-            where = f"{split_label(evaluation, 'seen')}, temperature {found['temperature']:g}"
+            where = f"{split_label(evaluation, split)}, temperature {found['temperature']:g}"
             lines.append(f"- `acceptance/{measure}` ({where}): {_interval(found, 3)}")
     lines += [
         "",

@@ -12,7 +12,7 @@ from typing import Any
 from data.errors import UserError
 from data.files import file_above, replace_directory, sha256_file, write_json
 from distill.redact import redacted
-from evaluation.measures import best_decode, headline_acceptance, machine_label
+from evaluation.measures import best_decode, headline_acceptance, headline_split, machine_label
 
 FORMAT = "draft-distill/export/1"
 MANIFEST = "manifest.json"
@@ -95,7 +95,10 @@ def measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     serving, best = evaluation.get("serving") or {}, best_decode(evaluation)
     rows = evaluation.get("acceptance") or []
-    acceptance = {name: headline_acceptance(rows, name, serving) for name in ("sampled", "argmax", "greedy")}
+    split = headline_split(evaluation)
+    acceptance = {
+        name: headline_acceptance(rows, name, serving, split) for name in ("sampled", "argmax", "greedy")
+    }
     kept = ("drafter", "split", "num_speculative_tokens", "prompts", "tokens_per_target_call", "speedup")
     return {
         "acceptance": {name: found for name, found in acceptance.items() if found},

@@ -103,6 +103,12 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+def test_acceptance_is_drawn_as_the_drafter_is_served() -> None:
+    for serving, measure in (({"temperature": 0.0}, "greedy"), ({"temperature": 0.9}, "sampled")):
+        plot = plots.plot_tasks({**EVALUATION, "serving": serving})
+        assert plot is not None and measure in plot.csv().splitlines()[0]
+
+
 def test_every_plot_is_written_with_its_numbers(tmp_path: Path) -> None:
     written = plots.write_plots(EVALUATION, HISTORY, tmp_path / "plots")
     names = {path.name for path in written}

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from evaluation.comparison import render, to_json
-from evaluation.measures import candidate_metrics, candidate_params, headline_acceptance
+from evaluation.measures import as_served, candidate_metrics, candidate_params, headline_acceptance
 from evaluation.registry import BatchSpeed, CandidateRow, candidates
 from evaluation.selection import newest, rank, select
 from evaluation.store import open_client
@@ -179,10 +179,18 @@ def test_metrics_take_the_headline_from_the_best_row_and_the_right_temperature()
     assert metrics["acceptance/unseen/t1/json/argmax"] == pytest.approx(0.71)
     assert metrics["decode/seen/ngram/k4/conditional_acceptance/pos_2"] == 0.8
     assert "before/acceptance/greedy" not in metrics
-    hot = headline_acceptance(EVALUATION["acceptance"], "greedy", {"temperature": 0.7})
+    hot = headline_acceptance(EVALUATION["acceptance"], "greedy", {"temperature": 0.7}, "seen")
     assert hot["temperature"] == 0.0
     assert metrics["speed/first_cost_ratio"] == pytest.approx(0.2) and metrics["draft/bytes"] == 1.5e6
     assert candidate_metrics({}) == {}
+
+
+def test_acceptance_as_served_is_the_modes_own_at_the_nearest_temperature() -> None:
+    rows = [{"temperature": heat} for heat in (0.0, 1.0, 0.0)]
+    assert as_served(rows, {}) == ("greedy", 0.0, [rows[0], rows[2]])
+    assert as_served(rows[1:2], {"temperature": 0.0}) == ("greedy", 1.0, [rows[1]])
+    sampling = {"temperature": 0.8, "draft_sampling": "argmax"}
+    assert as_served(rows, sampling) == ("argmax", 1.0, [rows[1]])
 
 
 Register = Callable[..., str]

@@ -7,6 +7,7 @@ import pytest
 
 from data.errors import UserError
 from data.files import sha256_file
+from distill.export.card import model_card
 from distill.export.directory import check_out_dir, measured, write_export
 
 
@@ -77,3 +78,16 @@ def test_measures_in_short_carry_their_sample_sizes() -> None:
     assert found["decode"]["prompts"] == 30 and found["decode"]["speedup"] == speedup
     assert found["acceptance"]["greedy"]["mean"] == 0.9 and found["machine"] == "x86, 2 cores"
     assert measured({}) == {}
+
+
+def test_acceptance_is_that_of_the_split_that_the_headline_names() -> None:
+    acceptance = [
+        {"split": split, "task": "all", "temperature": 0.0, "greedy": {"mean": mean}}
+        for split, mean in (("seen", 0.9), ("unseen", 0.6))
+    ]
+    for rows, split, mean in ((acceptance, "seen", 0.9), (acceptance[1:], "unseen", 0.6)):
+        evaluation = {"acceptance": rows, "best": {"split": split}}
+        assert measured(evaluation)["acceptance"]["greedy"]["mean"] == mean
+        facts = {"target_model": "t", "num_speculative_tokens": 3, "evaluation": evaluation}
+        line = f"- `acceptance/greedy` ({split} templates, temperature 0): {mean:.3f}"
+        assert line in model_card(facts, {"rows": 0, "filled": 0}, "name")
