@@ -235,6 +235,7 @@ def _check_memory(recipe: Recipe, sizes: Sizes) -> Iterator[Finding]:
         )
         yield Finding("blocks", "GPU", text)
         return
+    # Beside a GPU main memory holds little: weights in the wanted dtype are mapped from files, not read.
     what, there = ("GPU memory", device[1]) if device else ("memory", machine_memory())
     yield _compare(what, needed, there)
 

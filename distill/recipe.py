@@ -51,6 +51,8 @@ class EstimateConfig(_Section):
     target_parameters: int = Field(gt=0)
     draft_parameters: int = Field(gt=0)
     target_hidden_size: int = Field(gt=0)
+    draft_hidden_size: int | None = Field(default=None, gt=0)
+    """The target's where it is not said, as heads and pruned drafters have it."""
     gpu_hours: float = Field(default=0, ge=0)
 
 

@@ -21,11 +21,12 @@ TRAINING_BYTES = 16
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters of the two models and the width of the target's hidden states."""
+    """Parameters of the two models and the width of their hidden states."""
 
     target: int
     draft: int
     hidden: int
+    draft_hidden: int
 
 
 def sizes_of(recipe: Recipe) -> Sizes | None:
@@ -35,14 +36,17 @@ def sizes_of(recipe: Recipe) -> Sizes | None:
         init = recipe.draft.init
         if init.from_ == "target":
             kept = (init.layer_count or len(init.layers or [])) / max(1, target["layers"])
-            return Sizes(target["parameters"], math.ceil(target["parameters"] * kept), target["hidden"])
+            draft_parameters, hidden = math.ceil(target["parameters"] * kept), target["hidden"]
+            return Sizes(target["parameters"], draft_parameters, hidden, hidden)
         draft = measured(init.from_)
         if draft is not None:
-            return Sizes(target["parameters"], draft["parameters"], target["hidden"])
+            return Sizes(target["parameters"], draft["parameters"], target["hidden"], draft["hidden"])
     estimate = recipe.estimate
     if estimate is None:
         return None
-    return Sizes(estimate.target_parameters, estimate.draft_parameters, estimate.target_hidden_size)
+    hidden = estimate.target_hidden_size
+    own = estimate.draft_hidden_size or hidden
+    return Sizes(estimate.target_parameters, estimate.draft_parameters, hidden, own)
 
 
 def measured(model: str) -> dict[str, int] | None:
@@ -84,7 +88,7 @@ def memory_needed(recipe: Recipe, sizes: Sizes) -> int:
     cache = recipe.sample.batch_size * longest * sizes.target * width // (24 * sizes.hidden)
     target = int(sizes.target * BYTES.get(recipe.target.quantization, width))
     sampling = target + cache
-    activations = recipe.train.batch_size * longest // 2 * 3 * sizes.draft * width // sizes.hidden
+    activations = recipe.train.batch_size * longest // 2 * 3 * sizes.draft * width // sizes.draft_hidden
     training = target + sizes.draft * TRAINING_BYTES + activations
     return (
         int(1.1 * max(sampling, training)) + GIB

@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_the_machine_that_a_header_asks_for_passes_preflight(name: str) -> None:
     downloads = 2 * (sizes.target + own) + 3 * GIB  # bfloat16, and the data sets
     assert disk_needed(recipe, sizes) + downloads <= int(disk[1]) * GIB
     assert memory_needed(recipe, sizes) <= int(gpu[1]) * GIB
+
+
+def test_a_narrower_drafter_keeps_more_numbers_a_token_for_the_same_parameters() -> None:
+    recipe = load_recipe("llama-1b", ["train.batch_size=64"])
+    sizes = sizes_of(recipe)
+    assert sizes and (sizes.hidden, sizes.draft_hidden) == (4096, 2048)
+    wide = memory_needed(recipe, replace(sizes, draft_hidden=4096))
+    tokens = 64 * (recipe.data.max_prompt_tokens + recipe.sample.max_new_tokens) // 2
+    added = tokens * 3 * sizes.draft * 2 * (1 / 2048 - 1 / 4096)
+    assert memory_needed(recipe, sizes) - wide == pytest.approx(1.1 * added, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["llama-8b-medusa", "llama-8b-eagle3"])

@@ -45,7 +45,7 @@ def test_preflight_refuses_before_anything_is_loaded(tmp_path: Path, monkeypatch
 
 
 def test_quantised_weights_count_as_such() -> None:
-    sizes = Sizes(8_000_000_000, 1_000, 4096)
+    sizes = Sizes(8_000_000_000, 1_000, 4096, 4096)
     needed = {
         name: memory_needed(load_recipe("smoke", [f"target.quantization={name}"]), sizes)
         for name in ("none", "int8", "nf4")
