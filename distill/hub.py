@@ -3,9 +3,11 @@
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 from distill.findings import Finding
+from distill.resolve import missing_weights
 from distill.sizes import size_text
 
 HUB_SECONDS = 10.0
@@ -33,8 +35,9 @@ class Hub:
 
         label = f"{repository} at {revision[:12]}" if revision else repository
         try:
-            snapshot_download(repository, repo_type=kind, revision=revision, local_files_only=True)
-            return Finding("ok", what, f"{label}, downloaded before")
+            found = snapshot_download(repository, repo_type=kind, revision=revision, local_files_only=True)
+            if kind != "model" or missing_weights(Path(found)) is None:
+                return Finding("ok", what, f"{label}, downloaded before")
         except LocalEntryNotFoundError:
             pass
         page = repository if kind == "model" else f"datasets/{repository}"
@@ -43,7 +46,10 @@ class Hub:
                 raise ConnectionError(self.unreachable)
             size = within(HUB_SECONDS, lambda: self._ask(repository, revision, kind))
         except GatedRepoError:
-            text = f"{label}: accept its licence on the hub (page {page}), then log in with `hf auth login`"
+            text = (
+                f"{label}: accept its licence on the hub (page {page}), then log in with `hf auth login` "
+                "or set HF_TOKEN"
+            )
             return Finding("blocks", what, text)
         except RevisionNotFoundError:
             return Finding("blocks", what, f"{repository} has no commit {revision} on the hub")
@@ -51,10 +57,13 @@ class Hub:
             text = f"{label} is neither here nor on the hub: check the name, or log in with `hf auth login`"
             return Finding("blocks", what, text)
         except Exception as error:  # whatever the network stack raises: offline mode, DNS, proxies, time-outs
-            self.unreachable = self.unreachable or f"{type(error).__name__}"
+            name = type(error).__name__
+            self.unreachable = self.unreachable or (
+                "HF_HUB_OFFLINE is set" if name == "OfflineModeIsEnabled" else name
+            )
             text = f"{label} is not on this machine, and the hub cannot be reached ({self.unreachable})"
             if kind == "model":
-                text += "; a gated model also needs its licence accepted there, and `hf auth login`"
+                text += "; a gated one needs its licence accepted there, and `hf auth login` or HF_TOKEN"
             return Finding("blocks", what, text)
         self.download_bytes += size
         return Finding("ok", what, f"{label} on the hub, {size_text(size)} to download")
