@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evaluation.cost_model import round_cost
-from evaluation.decoder.drafters import NgramDrafter
 from evaluation.decoder.engine import Decoder
 from evaluation.decoder.guard import Guard
 from evaluation.decoder.kinds import make_drafter, make_tree_drafter
+from evaluation.decoder.ngram import NgramDrafter
 from evaluation.decoder.runner import Runner
 from evaluation.measurements import Evaluation
 from evaluation.speed import CHAIN_FROM, node_prices, sibling_threshold, stop_threshold, verify_overhead

@@ -211,7 +211,7 @@ def ngram_table(run: Run, samples: Samples) -> AcceptanceTable:
     from data.records import collate
     from data.signals import Signals
     from evaluation.acceptance import AcceptanceTable
-    from evaluation.decoder.drafters import NgramDrafter
+    from evaluation.decoder.ngram import NgramDrafter
     from evaluation.head import head_of
     from evaluation.signals import target_signals
 

@@ -165,8 +165,8 @@ def race_kinds(
     first: Run, contestants: Sequence[Contestant], requests: Sequence[Request], size: int
 ) -> list[dict[str, Any]]:
     """One row per drafter, mode and K at one batch size."""
-    from evaluation.decoder.drafters import NgramDrafter
     from evaluation.decoder.engine import Decoder
+    from evaluation.decoder.ngram import NgramDrafter
     from evaluation.decoder.runner import Runner
     from evaluation.decoder.sampling import SamplingOptions
     from evaluation.speed import race

@@ -1,7 +1,8 @@
 """Decoders over tiny models, as the tests of the engine put them together."""
 
-from evaluation.decoder.drafters import DraftModel, ModelDrafter, NgramDrafter
+from evaluation.decoder.drafters import DraftModel, ModelDrafter
 from evaluation.decoder.engine import Decoder, Output, Request
+from evaluation.decoder.ngram import NgramDrafter
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 from tests.evaluation.decoder.tiny_models import prompts

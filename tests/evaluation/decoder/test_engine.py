@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from data.errors import UserError
-from evaluation.decoder.drafters import NgramDrafter
 from evaluation.decoder.engine import Request, common_prefix
 from evaluation.decoder.guard import Guard
+from evaluation.decoder.ngram import NgramDrafter
 from evaluation.decoder.sampling import SamplingOptions
 from tests.evaluation.decoder.decoders import EOS, GREEDY, decoder, requests, tokens
 from tests.evaluation.decoder.test_stop import TOKENIZER
