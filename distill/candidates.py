@@ -15,6 +15,7 @@ from evaluation.store import open_client, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
 _DRAFTER_SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
 
@@ -85,12 +86,19 @@ def finished_model(client: MlflowClient, reference: str) -> Any:
     try:
         model = client.get_logged_model(model_id_of(client, reference))
     except MlflowException as error:
-        raise UserError(f"There is no candidate {reference} in MLflow: {redact(error.message)}") from error
+        raise _no_candidate(reference, error) from error
     if str(model.status) != "READY":
         raise UserError(
             f"Candidate {reference} is {model.status}: its run did not finish, so it cannot be used."
         )
     return model
+
+
+def _no_candidate(reference: str, error: MlflowException) -> UserError:
+    return UserError(
+        f"There is no candidate {reference} in MLflow ({redact(error.message).rstrip('.')}): run the recipe "
+        "that makes it first."
+    )
 
 
 def model_id_of(client: MlflowClient, reference: str) -> str:
@@ -103,7 +111,7 @@ def model_id_of(client: MlflowClient, reference: str) -> str:
     try:
         return _named_model(client, reference)
     except MlflowException as error:
-        raise UserError(f"There is no candidate {reference} in MLflow: {redact(error.message)}") from error
+        raise _no_candidate(reference, error) from error
 
 
 def _named_model(client: MlflowClient, reference: str) -> str:

@@ -169,7 +169,7 @@ RECIPES_AND_WORDS: dict[str, tuple[str | bytes, list[str]]] = {
         edited("builtin:structured", "'hub:org/set'"), ["data.prompts.0.source", "full commit hash"],
     ),
     "a count of zero": (edited("count: 160", "count: 0"), ["data.prompts.0.count"]),
-    "an unknown export": (edited("formats: [hf]", "formats: [onnx]"), ["export.formats"]),
+    "an unknown export": (edited("formats: [hf]", "formats: [pickle]"), ["export.formats"]),
     "an endpoint for the builtin engine": (
         edited("engine: builtin", "engine: builtin\n  endpoint: {model: x}"), ["sample", "leave it out"],
     ),

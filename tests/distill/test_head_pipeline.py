@@ -61,7 +61,8 @@ def test_each_kind_is_trained_measured_registered_and_exported(
     exported = result.outcomes["export"].stage.directory / kind
     loaded = load_drafter(exported, "cpu")
     assert kind_of(loaded.model.config) == kind and loaded.vocab is not None and len(loaded.vocab) == 256
-    assert (exported / "tokenizer.json").is_file() and "vllm serve" in (exported / "README.md").read_text()
+    assert (exported / "tokenizer.json").is_file() and "serve/" in (exported / "README.md").read_text()
+    assert "vllm serve" in (exported / "serve" / "vllm.sh").read_text()
 
 
 def test_kinds_share_their_samples(results: dict[str, Result]) -> None:

@@ -166,6 +166,7 @@ def chance_along(kind: str, target: Runner, state: DraftState, path: list[int]) 
     """By a chain drafter that has read nothing yet and is led along the path."""
     drafter = make_drafter(draft_of(kind, llama(0)), target, GREEDY)
     drafter.lagging = True
+    drafter.prepare(state, len(path))
     drafter.begin(state, len(path))
     chance = 1.0
     for step, token in enumerate(path):
