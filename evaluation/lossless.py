@@ -54,9 +54,9 @@ def compare_greedy(
     if shared is None:  # one stops where the other goes on
         return "bug"
     context = torch.tensor([*request.prompt, *plain[:shared]])
-    wide = target.logits(target.prefill(context, 0))[0]
-    target.prefill(context[:-1], 0)
-    single = target.logits(target.prefill(context[-1:], 0, len(context) - 1))[0]
+    wide = target.logits(target.prefill([context], 0, [0]))[0]
+    target.prefill([context[:-1]], 0, [0])
+    single = target.logits(target.prefill([context[-1:]], 0, [len(context) - 1]))[0]
     noise = float((wide - single).abs().max())
     # Both must be near the best: two hopeless ids that are near each other are no tie
     behind = float(single.max() - torch.minimum(single[plain[shared]], single[speculative[shared]]))

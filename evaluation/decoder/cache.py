@@ -79,9 +79,9 @@ class RaggedCache(Cache):
         assert window <= self.length, f"window {window} exceeds the cache's {self.length} slots"
         self.index, self.rows, self.window = index, rows, window
 
-    def copy_prefix(self, source: int, destination: int, length: int) -> None:
-        """Copy the first `length` entries of row `source` to row `destination` (a prompt prefix computed
-        once).
+    def copy_prefix(self, source: int, destination: int | slice, length: int) -> None:
+        """Copy the first `length` entries of row `source` to row or rows `destination` (a prompt prefix
+        computed once).
         """
         for layer in self.layers:
             layer.keys[destination, :, :length] = layer.keys[source, :, :length]

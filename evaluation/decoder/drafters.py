@@ -7,7 +7,7 @@ size.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -305,15 +305,16 @@ class ModelDrafter:
     def timed_reading(self, length: int) -> Callable[[], Any]:
         """Reading a prompt of `length` tokens before a row's first draft, for a stopwatch."""
         ids = torch.full((min(length, self.context),), 5, device=self.runner.device)
-        return lambda: self.runner.prefill(ids, 0, 0)
+        return lambda: self.runner.prefill([ids], 0, [0])
 
     def catch_up(self, state: DraftState) -> None:
         """Read the rows' text up to where a draft begins."""
-        known = self.known[: state.position.shape[0]]
-        for row, (first, end) in enumerate(zip(known.tolist(), state.position.tolist(), strict=True)):
-            if first < end - 1 and end < self.context:
-                self.runner.prefill(state.tokens[row, first:end], row, first)
-                known[row] = end
+        known, ends = self.known[: state.position.shape[0]].tolist(), state.position.tolist()
+        lacking = [row for row, end in enumerate(ends) if known[row] < end - 1 and end < self.context]
+        for first, last in neighbours(lacking):
+            texts = [state.tokens[row, known[row] : ends[row]] for row in range(first, last + 1)]
+            self.runner.prefill(texts, first, known[first : last + 1])
+            self.known[first : last + 1] = state.position[first : last + 1]
         self.lagging = False
 
     def choose(
@@ -331,6 +332,12 @@ class ModelDrafter:
             probs = full.index_copy_(1, self.vocab, probs)
         token = draws.draft(probs, step)
         return token, probs, probs.gather(1, token[:, None])[:, 0]
+
+
+def neighbours(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """The first and last of every stretch of rows, in ascending order, that are next to each other."""
+    firsts = [row for row in rows if row - 1 not in rows]
+    return list(zip(firsts, [row for row in rows if row + 1 not in rows], strict=True))
 
 
 def context_of(model: Runner | PreTrainedModel) -> int:

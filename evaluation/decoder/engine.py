@@ -31,7 +31,7 @@ from evaluation.decoder.guard import Guard
 from evaluation.decoder.judge import UNSOUND, Judge, RuleName, Verdict
 from evaluation.decoder.noise import Draws
 from evaluation.decoder.penalties import Prefix
-from evaluation.decoder.rows import Output, Request, Row, States, common_prefix
+from evaluation.decoder.rows import Output, Request, Row, States, common_prefix, summarise
 from evaluation.decoder.runner import Runner
 from evaluation.decoder.sampling import SamplingOptions
 from evaluation.decoder.schedule import Schedule
@@ -147,15 +147,14 @@ class Decoder:
                     waiting = [(REPEAT, request) for request in reversed(requests)]
                 if not waiting:
                     break
-                row, turn = Row(*waiting.pop()), time.perf_counter()
-                self.start(row, len(self.rows), shared if self.rows else 0)
-                row.seconds.prefill = time.perf_counter() - turn
-                self.retire(len(self.rows) - 1, outputs)
+                # What the others share with the first row they get from there, so it is read by itself.
+                free = places - len(self.rows) if self.rows or not shared else 1
+                self.start([Row(*waiting.pop()) for _ in range(min(free, len(waiting)))], shared)
+                self.retire(outputs)
             middle = time.perf_counter()
             active = list(self.rows)
             emitted = self.round(drain=(keep_full or bool(waiting)) and len(active) < places)
-            for slot in reversed(range(len(active))):
-                self.retire(slot, outputs)
+            self.retire(outputs)
             spent = time.perf_counter() - middle
             for row in active:
                 row.seconds.decode += spent
@@ -168,25 +167,34 @@ class Decoder:
         self.account.check()
         return [outputs[index] for index in range(len(requests))]
 
-    def start(self, row: Row, slot: int, shared: int) -> None:
-        """Prefill a row into `slot` and emit its first token; `shared` leading tokens come from row 0."""
-        prompt = torch.tensor(row.request.prompt, device=self.runner.device)
+    def start(self, fresh: list[Row], shared: int) -> None:
+        """Prefill rows into the slots behind the active ones and emit their first tokens; `shared` leading
+        tokens come from row 0, where it is active.
+        """
+        begin, first = time.perf_counter(), len(self.rows)
+        fresh.sort(key=lambda row: len(row.request.prompt))  # those of like length are read together
+        prompts = [torch.tensor(row.request.prompt, device=self.runner.device) for row in fresh]
+        rows = slice(first, first + len(fresh))
+        shared = shared if first else 0
         if shared:
-            self.runner.cache.copy_prefix(0, slot, shared)
-        hidden = self.runner.prefill(prompt[shared:], slot, shared)
-        self.buffers.start(slot, row.request, prompt)
-        rows = slice(slot, slot + 1)
+            self.runner.cache.copy_prefix(0, rows, shared)
+        hidden = self.runner.prefill([prompt[shared:] for prompt in prompts], first, [shared] * len(fresh))
+        for slot, (row, prompt) in enumerate(zip(fresh, prompts, strict=True), start=first):
+            self.buffers.start(slot, row.request, prompt)
         logits = self.runner.logits(hidden)[:, None]
         draft = Draft.none(self.buffers.position[rows])
         verdict = self.judge(logits, draft, self.draws(rows), self.prefix(rows))
         self.buffers.advance(rows, draft.ids, verdict.token, verdict.accepted, hidden[:, None])
-        if self.keep_states:
-            row.keep(hidden, self.summarise(logits[:, 0]))
-        self.emit(row, verdict.token.tolist())
-        if self.drafter:
-            self.drafter.start(slot)
+        summary = summarise(logits, self.signal_temperature) if self.keep_states else None
+        for place, (row, token) in enumerate(zip(fresh, verdict.token.tolist(), strict=True)):
+            if summary is not None:
+                row.keep(hidden[place : place + 1], summary[place])
+            self.emit(row, [token])
+            if self.drafter:
+                self.drafter.start(first + place)
+            row.seconds.prefill = time.perf_counter() - begin
         self.longest = self.schedule.most
-        self.rows.append(row)
+        self.rows += fresh
 
     def round(self, drain: bool) -> int:
         """Launch a round over the active rows, unless none can need it, and read those that are due, all of
@@ -267,7 +275,7 @@ class Decoder:
             rules=tuple(verdict.expected),
             steps=draft.steps,
             siblings=draft.ids.shape[1] - draft.steps,
-            states=(hidden, self.summarise(logits)) if self.keep_states else (),
+            states=(hidden, summarise(logits, self.signal_temperature)) if self.keep_states else (),
         )
 
     def draft(self, state: DraftState, count: int) -> Draft:
@@ -310,11 +318,6 @@ class Decoder:
     def prefix(self, active: slice) -> Prefix | None:
         return self.buffers.prefix(active, self.runner.vocab_size) if self.options.penalises else None
 
-    def summarise(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log-normaliser at the signal temperature, and argmax, of logits `[..., V]`: float64 `[..., 2]`."""
-        normaliser = (logits / self.signal_temperature).logsumexp(dim=-1)
-        return torch.stack((normaliser.double(), logits.argmax(dim=-1).double()), dim=-1)
-
     def emit(self, row: Row, tokens: list[int]) -> int:
         """Append a round's tokens to a row, up to its end; their number."""
         if tokens[-1] == UNSOUND:
@@ -327,23 +330,23 @@ class Decoder:
         row.truncated = len(tokens) - end
         return end
 
-    def retire(self, slot: int, outputs: dict[int, Output]) -> None:
-        """Move a row that has ended to the outputs; the last active row takes its slot."""
-        row = self.rows[slot]
-        if not row.finish_reason:
-            return
-        if self.keep_states and self.runner.tapped:
-            row.states.features = self.runner.features[slot, : row.position].clone()
-        output = row.output()
-        output.account.check()
-        if row.index != REPEAT:
-            outputs[row.index] = output
-        final = len(self.rows) - 1
-        if slot != final:
-            self.rows[slot] = self.rows[final]
-            self.runner.cache.copy_prefix(final, slot, self.runner.length)
-            self.buffers.move(final, slot)
-            if self.drafter:
-                self.drafter.move(final, slot)
-        self.buffers.freeze(final)
-        self.rows.pop()
+    def retire(self, outputs: dict[int, Output]) -> None:
+        """Move the rows that have ended to the outputs; the last active row takes such a slot."""
+        for slot in reversed(range(len(self.rows))):
+            row, final = self.rows[slot], len(self.rows) - 1
+            if not row.finish_reason:
+                continue
+            if self.keep_states and self.runner.tapped:
+                row.states.features = self.runner.features[slot, : row.position].clone()
+            output = row.output()
+            output.account.check()
+            if row.index != REPEAT:
+                outputs[row.index] = output
+            if slot != final:
+                self.rows[slot] = self.rows[final]
+                self.runner.cache.copy_prefix(final, slot, self.runner.length)
+                self.buffers.move(final, slot)
+                if self.drafter:
+                    self.drafter.move(final, slot)
+            self.buffers.freeze(final)
+            self.rows.pop()

@@ -48,6 +48,12 @@ class States:
     """`[P, F]`: what entered the tapped layers at every position that was read, where layers are tapped."""
 
 
+def summarise(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-normaliser at the temperature, and argmax, of logits `[..., V]`: float64 `[..., 2]`."""
+    normaliser = (logits / temperature).logsumexp(dim=-1)
+    return torch.stack((normaliser.double(), logits.argmax(dim=-1).double()), dim=-1)
+
+
 @dataclass
 class Seconds:
     """Where a row's time went, wall clock."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from data.errors import UserError
@@ -21,7 +22,7 @@ from evaluation.head import head_of
 
 WINDOW_STEP = 64  # cache slots in view grow in steps, so that attention does not pay for the empty rest
 GPU_WINDOW_STEP = 256  # a captured graph for each
-PREFILL_CHUNK = 512  # bounds the memory of a long prompt's forward
+PREFILL_CHUNK = 512  # tokens of a forward that reads prompts: products are fast, and memory is bounded
 
 
 def check_can_roll_back(model: PreTrainedModel) -> None:
@@ -184,15 +185,26 @@ class Runner:
         kept: torch.Tensor = self.cache.layers[-1].keys
         return kept[:, 0]
 
-    def prefill(self, prompt: torch.Tensor, row: int, start: int = 0) -> torch.Tensor:
-        """Read prompt int64 `[n]` into row `row` from position `start` on; the last position's hidden state
-        `[1, H]`.
+    def prefill(self, texts: Sequence[torch.Tensor], row: int, start: Sequence[int]) -> torch.Tensor:
+        """Read one text each, int64 `[n]`, into the rows from `row` on, from the positions `start` on; the
+        hidden states `[B, H]` of their last tokens.
+
+        Texts that follow each other are read together, the shorter ones padded: order them by length. What is
+        read behind a text's end is stale, as after a rollback.
         """
-        for chunk in prompt.to(self.device).split(PREFILL_CHUNK):
-            begin = torch.full((1,), start, device=self.device)
-            start += len(chunk)
-            hidden = self.forward(chunk[None], begin, slice(row, row + 1), window=self.window(start))
-        return hidden[:, -1]
+        states = []
+        for group in read_together([len(text) for text in texts]):
+            ids = pad_sequence(list(texts[group]), batch_first=True).to(self.device)
+            rows = slice(row + group.start, row + group.stop)
+            begin = torch.tensor(start[group], device=self.device)
+            furthest = max(start[group])
+            for chunk in ids.split(PREFILL_CHUNK, dim=1):
+                furthest += chunk.shape[1]
+                hidden = self.forward(chunk, begin, rows, window=self.window(furthest))
+                begin = begin + chunk.shape[1]
+            last = [(len(text) - 1) % PREFILL_CHUNK for text in texts[group]]
+            states.append(hidden[range(len(last)), last])
+        return torch.cat(states)
 
     def mask(
         self, slots: torch.Tensor, window: int, start: torch.Tensor, tree: Branches | None
@@ -212,6 +224,19 @@ class Runner:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Head logits `[..., V]` of hidden states `[..., H]`, in float32."""
         return self.head_form.shaped(self.head(hidden).float())
+
+
+def read_together(lengths: Sequence[int]) -> list[slice]:
+    """Runs of texts that fit into one forward of `PREFILL_CHUNK` tokens, padding included; a longer text is a
+    run by itself.
+    """
+    runs: list[slice] = []
+    first = 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or (end + 1 - first) * max(lengths[first : end + 1]) > PREFILL_CHUNK:
+            runs.append(slice(first, end))
+            first = end
+    return runs
 
 
 def share_parameters(model: PreTrainedModel) -> PreTrainedModel:

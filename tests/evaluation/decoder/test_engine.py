@@ -194,6 +194,26 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing() -> None:
     assert tokens(decoder(target, batch=3).generate(wanted)) == tokens(alone)
 
 
+def test_prompts_that_begin_together_are_read_in_one_forward_and_end_at_once_where_they_do() -> None:
+    wanted = requests(6)
+    plain = decoder(llama(0), batch=1, eos=()).generate(wanted)
+    ending = plain[2].tokens[0]  # an answer of one token: its slot is taken by another row
+    alone = decoder(llama(0), batch=1, eos=(ending,)).generate(wanted)
+    engine = decoder(llama(0), batch=4, eos=(ending,))
+    widths = []
+    forward = engine.runner.forward
+
+    def counted(ids, *rest, **more):
+        widths.append(tuple(ids.shape))
+        return forward(ids, *rest, **more)
+
+    engine.runner.forward = counted
+    together = engine.generate(wanted)
+    assert tokens(together) == tokens(alone)
+    assert len(together[2].tokens) == 1
+    assert widths[0] == (4, max(len(request.prompt) for request in wanted[:4]))
+
+
 def test_a_drafter_that_stops_early_proposes_less_and_changes_nothing_else() -> None:
     engine = decoder(llama(0), relative(llama(0)), 5, stop_below=0.5)
     outputs = engine.generate(requests())

@@ -39,7 +39,7 @@ def width_difference(target, wanted: list[Request], answers: list[list[int]]) ->
         first = len(request.prompt)
         laws = []
         for runner, width in ((narrow, 1), (wide, COUNT + 1)):
-            runner.prefill(text[:first], 0)
+            runner.prefill([text[:first]], 0, [0])
             pieces = [
                 runner.logits(runner.forward(piece[None], torch.tensor([first + i * width])))[0]
                 for i, piece in enumerate(text[first:].split(width))

@@ -6,7 +6,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from data.errors import UserError
 from evaluation.decoder.linear import PackedLinear, packing_works
-from evaluation.decoder.runner import Runner
+from evaluation.decoder.runner import Runner, read_together
 from tests.evaluation.decoder.tiny_models import FAMILIES, SHAPE, VOCAB, family, llama
 
 
@@ -21,7 +21,7 @@ def test_ragged_rows_and_rollback_equal_a_full_forward(
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(0, VOCAB, (length,), generator=generator) for length in (70, 9, 1)]
     for row, ids in enumerate(rows):
-        runner.prefill(ids, row)
+        runner.prefill([ids], row, [0])
     position = torch.tensor([len(ids) for ids in rows])
     wrong = torch.randint(0, VOCAB, (3, 5), generator=generator)
     runner.forward(wrong, position)  # rejected drafts: overwritten below
@@ -50,9 +50,44 @@ def test_the_callers_model_stays_as_it_was_and_shares_its_parameters(monkeypatch
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_prefill_in_chunks_equals_one_piece(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(20) % VOCAB
-    whole = Runner(llama(), 1, 64).prefill(ids, 0)
+    whole = Runner(llama(), 1, 64).prefill([ids], 0, [0])
     monkeypatch.setattr("evaluation.decoder.runner.PREFILL_CHUNK", chunk)
-    assert torch.allclose(Runner(llama(), 1, 64).prefill(ids, 0), whole, atol=1e-4)
+    assert torch.allclose(Runner(llama(), 1, 64).prefill([ids], 0, [0]), whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [7, 24, 512])
+def test_texts_that_are_read_together_end_as_each_does_by_itself(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evaluation.decoder.runner.PREFILL_CHUNK", chunk)
+    generator = torch.Generator().manual_seed(0)
+    before = torch.randint(0, VOCAB, (5,), generator=generator)
+    texts = [torch.randint(0, VOCAB, (length,), generator=generator) for length in (3, 9, 4, 20)]
+    starts = [0, 5, 2, 5]
+    runner = Runner(llama(), 5, 64)
+    for row, start in enumerate(starts, start=1):
+        if start:
+            runner.prefill([before[:start]], row, [0])
+    states = runner.prefill(texts, 1, starts)
+    following = torch.randint(0, VOCAB, (4, 2), generator=generator)
+    ends = torch.tensor(starts) + torch.tensor([len(text) for text in texts])
+    logits = runner.logits(runner.forward(following, ends, slice(1, 5)))
+    for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
+        whole = torch.cat((before[:start], text, following[row]))
+        alone = Runner(llama(), 1, 64)
+        wanted = alone.forward(whole[None], torch.zeros(1, dtype=torch.int64))[0]
+        assert torch.allclose(states[row], wanted[-3], atol=1e-4), row
+        assert torch.allclose(logits[row], alone.logits(wanted[-2:]), atol=2e-4), row
+        assert not torch.allclose(states[row], wanted[-2], atol=1e-2), row  # control: not any state will do
+
+
+def test_texts_are_read_together_as_long_as_they_fit_with_their_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evaluation.decoder.runner.PREFILL_CHUNK", 10)
+    assert read_together([2, 3, 3, 4, 30, 1, 1]) == [slice(0, 3), slice(3, 4), slice(4, 5), slice(5, 7)]
+    assert read_together([5, 5]) == [slice(0, 2)]
+    assert read_together([5, 6]) == [slice(0, 1), slice(1, 2)]  # 11 tokens would fit, 12 with padding do not
 
 
 def test_a_model_that_cannot_roll_back_is_refused_by_name() -> None:
