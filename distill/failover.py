@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.store import open_client
+from evaluation.store import database_fault, open_client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -28,12 +28,12 @@ def unsent_store(runs_dir: Path) -> str:
 
 
 def unreachable(error: Exception) -> bool:
-    """Does the error say that the server is gone, rather than that it refused?"""
+    """Does the error say that the server or its database is gone, rather than that it refused?"""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
-        lost = "API request to" in str(error)
-        return lost and error.error_code in _SERVER_FAULTS
+        lost = "API request to" in str(error) and error.error_code in _SERVER_FAULTS
+        return lost or bool(database_fault(error))  # MLflow answers some of those as bad requests
     return isinstance(error, ConnectionError) or type(error).__module__.startswith(("requests.", "urllib3."))
 
 

@@ -32,8 +32,9 @@ from evaluation.store import tracking_uri
 
 if TYPE_CHECKING:
     from distill.processes import Processes
-    from distill.tracking import Tracker
+    from distill.tracking import Candidate, Tracker
     from distill.train import Report
+    from evaluation.selection import Decision
 
 NEEDS = {
     "run": ("sample", "train", "evaluate", "select", "export"),
@@ -223,11 +224,9 @@ def evaluate(run: Run, folder: Path, tracker: "Tracker") -> list[str]:
 def select(run: Run, folder: Path, tracker: "Tracker") -> None:
     """Register the drafter with its measures, and make it champion where it measured faster."""
     from evaluation.measures import candidate_params
-    from evaluation.registry import candidates
+    from evaluation.registry import read_candidates
     from evaluation.report import comparison_page
-    from evaluation.selection import Decision, rank
-    from evaluation.selection import select as choose
-    from evaluation.store import tracking_uri
+    from evaluation.selection import rank
 
     recipe = run.recipe
     measured = run.stages["evaluate"].directory
@@ -235,25 +234,43 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
     name = tracker.model_name()
     trained = run.stages["train"].manifest()
     assert trained is not None, "what is selected was trained"
-    candidate = tracker.register_candidate(
-        run.stages["train"].directory / "drafter",
-        {**candidate_metrics(evaluation), "train/minutes": trained["seconds"] / 60},
-        candidate_params(recipe.resolved(), evaluation, recipe.name),
-        f"{recipe.name} test prompts",
-        evaluation["data_digest"],
-        name,
-        papers=[measured / "evaluation.json", measured / "certificate.json", measured / "report.html"],
-        key=canonical_hash(run.stages["select"].inputs()),
-    )
-    if tracker.offline:
-        reason = "MLflow's server is gone: `distill sync` sends the candidate and decides."
-        decision = Decision(candidate.model_id, candidate.version, False, reason)
-        write_json(folder / "selection.json", {"name": name, **dataclasses.asdict(decision)})
-        return
-    decision = choose(tracker.client, name, candidate.model_id)
+    minutes = trained["seconds"] / 60
+
+    def register() -> "Candidate":
+        return tracker.register_candidate(
+            run.stages["train"].directory / "drafter",
+            {**candidate_metrics(evaluation), "train/minutes": minutes},
+            candidate_params(recipe.resolved(), evaluation, recipe.name),
+            f"{recipe.name} test prompts",
+            evaluation["data_digest"],
+            name,
+            papers=[measured / "evaluation.json", measured / "certificate.json", measured / "report.html"],
+            key=canonical_hash(run.stages["select"].inputs()),
+        )
+
+    decision = decide(tracker, name, register)
     write_json(folder / "selection.json", {"name": name, **dataclasses.asdict(decision)})
-    write_atomic(folder / "comparison.html", comparison_page(rank(candidates(tracking_uri(run.runs_dir)))))
-    tracker.log_artifact(folder / "comparison.html")
+    ranked = [] if tracker.offline else rank(read_candidates(tracker.client))
+    if not tracker.offline:  # nor since
+        write_atomic(folder / "comparison.html", comparison_page(ranked))
+        tracker.log_artifact(folder / "comparison.html")
+
+
+def decide(tracker: "Tracker", name: str, register: Callable[[], "Candidate"]) -> "Decision":
+    """Is what `register` registers champion of `name`? Where MLflow's server is gone, `sync` decides."""
+    from evaluation.selection import Decision
+    from evaluation.selection import select as choose
+
+    candidate = register()
+    try:
+        if not tracker.offline:
+            return choose(tracker.client, name, candidate.model_id)
+    except Exception:
+        if not tracker.offline:
+            raise
+        register()  # here as well: `sync` finds the one on the server by its key, and decides
+    reason = "MLflow's server is gone: `distill sync` sends the candidate and decides."
+    return Decision(candidate.model_id, candidate.version, False, reason)
 
 
 def export(run: Run, folder: Path, tracker: "Tracker") -> None:

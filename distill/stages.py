@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from data.errors import UserError
 from data.files import canonical_hash, sha256_file, write_json
@@ -186,17 +186,11 @@ def recipe_lock(root: Path) -> Iterator[bool]:
     root.mkdir(parents=True, exist_ok=True)
     path = root / ".lock"
     with path.open("a+", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            stream.seek(0)
-            holder = stream.read().strip() or "unknown"
+        if other := _taken(stream):
             raise UserError(
-                f"recipe {root.name} is already running here (process {holder}): wait for it, end it, "
+                f"recipe {root.name} is already running here (process {other}): wait for it, end it, "
                 "or set DISTILL_RUNS to another folder"
-            ) from error
+            )
         stream.seek(0)
         killed = bool(stream.read().strip())  # who ends by itself takes its number out
         stream.truncate(0)
@@ -206,6 +200,27 @@ def recipe_lock(root: Path) -> Iterator[bool]:
             yield killed
         finally:
             stream.truncate(0)
+
+
+def holder(root: Path) -> str:
+    """The process that holds a recipe's folder; empty where none does."""
+    path = root / ".lock"
+    if not path.exists():
+        return ""
+    with path.open("a+", encoding="utf-8") as stream:
+        return _taken(stream)
+
+
+def _taken(stream: TextIO) -> str:
+    """Take the lock; where another process has it, that one's number."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        stream.seek(0)
+        return stream.read().strip() or "unknown"
+    return ""
 
 
 def _commit(stage: Stage, seconds: float) -> None:

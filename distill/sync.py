@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
 from distill.failover import CONTINUES, FOLDER, unsent_store
-from distill.stages import Say
+from distill.result import read_json
+from distill.stages import Say, holder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -19,7 +20,8 @@ SENT = "sent"
 def sync(runs_dir: Path, say: Say) -> dict[str, int]:
     """Send every kept run with its parameters, measures, files and candidates, then drop the local store.
 
-    Raises `UserError` where the server still cannot be reached; what was not sent stays.
+    Raises `UserError` where the server still cannot be reached, or a recipe runs that may add to what is
+    kept; what was not sent stays.
     """
     from mlflow.exceptions import MlflowException
 
@@ -31,13 +33,21 @@ def sync(runs_dir: Path, say: Say) -> dict[str, int]:
         return sent
     if tracking_uri(runs_dir) == unsent_store(runs_dir):
         raise UserError("MLFLOW_TRACKING_URI names the store of what is not sent: name the server.")
+    for lock in sorted(runs_dir.glob("*/.lock")):
+        if process := holder(lock.parent):
+            raise UserError(
+                f"recipe {lock.parent.name} runs (process {process}) and may add to what is not sent: "
+                "run `distill sync` once it has ended"
+            )
     local, server = open_client(unsent_store(runs_dir)), open_client(tracking_uri(runs_dir))
     try:
         for experiment in local.search_experiments(filter_string="name != 'Default'"):
             runs = local.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
             for run in sorted(runs, key=lambda run: "mlflow.parentRunId" in run.data.tags):
                 if SENT not in run.data.tags:
-                    sent["candidates"] += _send(local, server, experiment.name, run, say)
+                    models = _send(local, server, experiment.name, run, say)
+                    _forget(runs_dir, models)
+                    sent["candidates"] += len(models)
                     sent["runs"] += 1
     except MlflowException as error:
         raise UserError(f"MLflow cannot be reached or refused: {redact(str(error))}") from error
@@ -45,8 +55,8 @@ def sync(runs_dir: Path, say: Say) -> dict[str, int]:
     return sent
 
 
-def _send(local: "MlflowClient", server: "MlflowClient", experiment: str, run: Any, say: Say) -> int:
-    """One run, onto the one that it continues or as a new one; the number of its candidates."""
+def _send(local: "MlflowClient", server: "MlflowClient", experiment: str, run: Any, say: Say) -> list[str]:
+    """One run, onto the one that it continues or as a new one; the ids that its candidates had here."""
     from mlflow.entities import Metric
 
     from distill.tracking import METRICS_PER_REQUEST, Tracker
@@ -82,9 +92,16 @@ def _send(local: "MlflowClient", server: "MlflowClient", experiment: str, run: A
             tracker.log_artifact(Path(local.download_artifacts(run_id, file.path, scratch)))
     for model in own:
         _send_candidate(local, tracker, model, say)
-    server.set_terminated(target, run.info.status)
+    server.set_terminated(target, run.info.status, run.info.end_time)
     local.set_tag(run_id, SENT, target)
-    return len(own)
+    return [model.model_id for model in own]
+
+
+def _forget(runs_dir: Path, models: list[str]) -> None:
+    """Drop the decisions of recipes that name a candidate by its id here: the next run asks the server."""
+    for decision in runs_dir.glob("*/select-*/selection.json"):
+        if read_json(decision)["model_id"] in models:
+            shutil.rmtree(decision.parent)
 
 
 def _send_candidate(local: "MlflowClient", tracker: Any, model: Any, say: Say) -> None:
@@ -111,6 +128,7 @@ def _send_candidate(local: "MlflowClient", tracker: Any, model: Any, say: Say) -
             name,
             sorted((folder / "evaluation").glob("*")),
             key=model.tags.get("key") or model.model_id,
+            measured_at=dataset.timestamp,
         )
     decision = select(tracker.client, name, candidate.model_id)
     standing = "is now champion" if decision.promoted else "is not champion"

@@ -138,7 +138,7 @@ class Tracker:
         """Log numbers at `step` (0 by default); None, NaN and infinities are left out, for SQL would change
         them.
         """
-        self._log(metrics, step or 0)
+        self._log(metrics, step or 0, _now())
 
     def log_artifact(self, path: Path, folder: str | None = None) -> None:
         """Upload a file, or a directory with everything in it, under `folder`; secrets in text files are
@@ -185,11 +185,13 @@ class Tracker:
         model_name: str,
         papers: Sequence[Path] = (),
         key: str = "",
+        measured_at: int | None = None,
     ) -> Candidate:
         """Store a drafter's files and measures as a LoggedModel of this run, and register it as a new
         version. `papers`, such as its evaluation with the certificate, stand beside the weights in
         `evaluation/`. `key` tells what is registered apart: where a process that was killed had registered
-        the same, its candidate is taken over, or withdrawn where it was half registered.
+        the same, its candidate is taken over, or withdrawn where it was half registered. `measured_at`, in
+        milliseconds since 1970, is now by default; of two measurements the newer one counts.
 
         READY is set last: whatever fails or is interrupted before leaves a FAILED or PENDING model, which
         neither `compare` nor `resolve_candidate` accepts. Raises `UserError` when `drafter_dir` is no
@@ -199,17 +201,15 @@ class Tracker:
             self._candidates.append((model_name, earlier))
             return earlier
         online = not self.offline
+        measured_at = measured_at or _now()
+        given = (drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers, key)
         try:
-            return self._register(
-                drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers, key
-            )
+            return self._register(*given, measured_at)
         except Exception:
             if not (online and self.offline):
                 raise
             # The server died in between: begin again, in the local store.
-            return self._register(
-                drafter_dir, metrics, params, dataset_name, dataset_digest, model_name, papers, key
-            )
+            return self._register(*given, measured_at)
 
     def _register(
         self,
@@ -221,6 +221,7 @@ class Tracker:
         model_name: str,
         papers: Sequence[Path],
         key: str,
+        measured_at: int,
     ) -> Candidate:
         from mlflow.exceptions import MlflowException
 
@@ -239,7 +240,7 @@ class Tracker:
             for paper in papers:
                 self.client.log_model_artifact(model.model_id, str(paper), "evaluation")
             dataset = {"dataset_name": dataset_name, "dataset_digest": dataset_digest[:_DIGEST_LENGTH]}
-            self._log(metrics, 0, model_id=model.model_id, **dataset)
+            self._log(metrics, 0, measured_at, model_id=model.model_id, **dataset)
             self._link(model.model_id, dataset_name, dataset_digest[:_DIGEST_LENGTH])
             version = self._new_version(model_name, model)
             self.client.finalize_logged_model(model.model_id, "READY")
@@ -269,12 +270,11 @@ class Tracker:
                 self.client.delete_model_version(model_name, version)
         return whole
 
-    def _log(self, metrics: Mapping[str, float | None], step: int, **of: str) -> None:
+    def _log(self, metrics: Mapping[str, float | None], step: int, at: int, **of: str) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
         entries = [
-            Metric(key, float(value), now, step, **of)
+            Metric(key, float(value), at, step, **of)
             for key, value in metrics.items()
             if value is not None and math.isfinite(value)
         ]
@@ -307,6 +307,11 @@ class Tracker:
             model_id=model.model_id,
         )
         return str(version.version)
+
+
+def _now() -> int:
+    """As MLflow counts time: milliseconds since 1970."""
+    return int(time.time() * 1000)
 
 
 def end_killed(runs_dir: Path, recipe_name: str, target_name: str, place: str) -> None:

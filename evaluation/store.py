@@ -94,6 +94,19 @@ def _make_store(path: Path) -> None:
         store = SqlAlchemyStore(f"sqlite:///{made}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
         store._dispose_engine()  # what its journal holds comes into the file
         commit_file(made, path)
+    _forget(f"sqlite:///{path}")
+
+
+def _forget(uri: str) -> None:
+    """Close the connections that MLflow keeps by address: those of a database that stood here before lead to
+    the deleted file, and SQLite refuses to write there.
+    """
+    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Registry
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for store in (SqlAlchemyStore, Registry):
+        if engine := store._engine_map.get(uri):
+            engine.dispose()
 
 
 def find_or_make_experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:

@@ -27,8 +27,10 @@ from data.errors import UserError
 from data.files import sha256_file
 from distill import cli, pipeline
 from distill.candidates import drafter_digest
+from distill.failover import unsent_store
 from distill.recipe import load_recipe
 from distill.sync import sync
+from distill.tracking import Tracker
 from evaluation.measures import HEADLINE, candidate_metrics
 from evaluation.registry import candidates
 from evaluation.store import open_client
@@ -85,17 +87,23 @@ class Story:
     server: Server
     runs: Path
     result: pipeline.Result
+    selection: dict[str, Any]
+    """What the select stage wrote while the server was gone."""
     refused: str = ""
     sent: list[dict[str, int]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        server = Server(folder, free.getsockname()[1])
+    server = Server(folder, free_port())
     runs = folder / "runs"
     real_train = pipeline.WORK["train"]
 
@@ -110,11 +118,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         assert cli.main(["run", "smoke"]) == 2 and not (runs / "smoke").exists()
         try:
             server.start()
-            patch.setitem(pipeline.WORK, "train", train)
-            result = pipeline.run(
-                load_recipe("smoke", SMALL), runs, "run", fresh=False, say=lambda text: None
-            )
-            told = Story(server, runs, result)
+            with pytest.MonkeyPatch.context() as dying:
+                dying.setitem(pipeline.WORK, "train", train)
+                result = pipeline.run(
+                    load_recipe("smoke", SMALL), runs, "run", fresh=False, say=lambda text: None
+                )
+            told = Story(server, runs, result, result.read("select", "selection.json") or {})
             with pytest.raises(UserError) as refused:
                 sync(runs, told.said.append)
             told.refused = str(refused.value)
@@ -143,8 +152,7 @@ def runs_of(client: Any, story: Story) -> dict[str, list[Any]]:
 
 def test_a_run_whose_server_died_ended_here_and_kept_what_was_not_sent(story: Story) -> None:
     assert set(story.result.outcomes) == set(STAGES)
-    selection = story.result.read("select", "selection.json")
-    assert selection is not None and "distill sync" in selection["reason"]
+    assert "distill sync" in story.selection["reason"]
     assert "cannot be reached" in story.refused
     assert story.sent[0]["candidates"] == 1 and story.sent[1] == {"runs": 0, "candidates": 0}
     assert any("version 1 is now champion" in text for text in story.said)
@@ -194,6 +202,30 @@ def test_another_machine_exports_from_the_registry_alone(
     assert set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert row.drafter_digest == drafter_digest(trained) and row.champion and row.lossless
     assert cli.main(["export", "models:/smoke@nobody", "--out", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize("harm", ["deleted", "overwritten"])
+def test_a_server_that_loses_its_database_is_one_that_is_gone(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, runs, database = Server(tmp_path, free_port()), tmp_path / "runs", tmp_path / "mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    try:
+        server.start()
+        with Tracker.start({"a": 1}, "broken", "target", runs) as tracker:
+            tracker.log_metrics({"loss": 2.0})
+            assert not tracker.offline
+            if harm == "deleted":
+                database.unlink()
+            else:
+                database.write_bytes(b"rubbish!" * (database.stat().st_size // 8))
+            tracker.log_metrics({"loss": 1.0}, step=1)
+            assert tracker.offline
+    finally:
+        server.kill()
+    kept = open_client(unsent_store(runs))
+    (run,) = kept.search_runs([kept.get_experiment_by_name("target").experiment_id])
+    assert run.data.metrics["loss"] == 1.0 and run.info.status == "FINISHED"
 
 
 def look(server: Server, place: str, profile: Path) -> str:
@@ -254,3 +286,15 @@ def test_mlflows_own_pages_compare_our_drafters(
     assert values[0] != values[1] and all(value in models for value in values)
     nothing = look(story.server, "experiments/0/models", tmp_path)
     assert "Ready" not in nothing and values[0] not in nothing
+
+
+def test_the_recipe_goes_on_from_what_was_sent(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", story.server.uri)
+    monkeypatch.setenv("DISTILL_RUNS", str(story.runs))
+    changes = [word for change in SMALL for word in ("--set", change)]
+    assert cli.main(["export", "smoke", *changes, "--out", str(tmp_path / "out")]) == 0
+    exported = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    (sent,) = [row for row in candidates(story.server.uri) if row.champion]
+    assert exported["facts"]["model_id"] == sent.model_id != story.selection["model_id"]

@@ -9,10 +9,13 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from data.errors import UserError
+from data.files import write_json
 from distill import tracking
 from distill.failover import FOLDER, FailoverClient, unreachable, unsent_store
+from distill.pipeline import decide
+from distill.stages import recipe_lock
 from distill.sync import sync
-from distill.tracking import Tracker
+from distill.tracking import Candidate, Tracker
 from evaluation.registry import candidates
 from evaluation.store import open_client
 
@@ -102,6 +105,12 @@ def test_nothing_is_lost_and_nothing_comes_twice(
     whole_run(name, runs, drafter, server, dies)
     assert "distill sync" in capsys.readouterr().err
     assert (runs / FOLDER / "mlflow.db").exists()
+    kept = open_client(unsent_store(runs))
+    here = [kept.get_experiment_by_name(name).experiment_id]
+    ended = {run.info.run_name: run.info.end_time for run in kept.search_runs(here)}
+    (measured_at,) = {
+        metric.timestamp for model in kept.search_logged_models(here) for metric in model.metrics
+    }
     client = server.client
     server.dead, server.fatal = False, ""
     said: list[str] = []
@@ -119,12 +128,14 @@ def test_nothing_is_lost_and_nothing_comes_twice(
     found = {run.info.run_name: run for run in client.search_runs([experiment])}
     assert set(found) == {name, "train", "select"} and len(client.search_runs([experiment])) == 3
     assert all(run.info.status == "FINISHED" for run in found.values())
+    assert set(ended) >= {name, "select"}
+    assert ended == {key: found[key].info.end_time for key in ended}
+    assert row.measured_at == measured_at  # not the time of sending
     parent = found[name].info.run_id
     assert all(found[child].data.tags["mlflow.parentRunId"] == parent for child in ("train", "select"))
     points = client.get_metric_history(found["select"].info.run_id, "speed/speedup")
     assert {(point.step, point.value) for point in points} == {(0, 2.0)}
-    # A candidate that the server never finished had left its measures there
-    assert len(points) == (2 if dies == "create_model_version" else 1)
+    assert len(points) == 1  # also where a candidate that the server never finished had left them
     history = client.get_metric_history(found["train"].info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(1, 2.0), (2, 1.0)]
     assert [file.path for file in client.list_artifacts(found["train"].info.run_id)] == ["evaluation.json"]
@@ -159,7 +170,57 @@ def test_an_interrupted_sync_goes_on(
     assert len(candidates(os.environ["MLFLOW_TRACKING_URI"], ["cut"])) == 1
 
 
+def test_a_server_may_die_twice(server: Server, drafter: Path, runs: Path) -> None:
+    for name in ("once", "twice"):  # the store of the first time was deleted
+        whole_run(name, runs, drafter, server, "train")
+        server.dead = False
+        assert sync(runs, lambda text: None)["candidates"] == 1
+    assert len(candidates(os.environ["MLFLOW_TRACKING_URI"], ["once", "twice"])) == 2
+
+
+@pytest.mark.parametrize("dies", ["search_registered_models", "set_registered_model_alias"])
+def test_a_server_that_dies_while_the_champion_is_decided(
+    server: Server, drafter: Path, runs: Path, dies: str
+) -> None:
+    name = f"decides-{dies}"
+    with Tracker.start({"a": 1}, name, name, runs) as tracker, tracker.stage("select") as stage:
+
+        def register() -> Candidate:
+            return stage.register_candidate(drafter, METRICS, {}, "held-out", "d1", name, key=name)
+
+        server.fatal = dies
+        decision = decide(stage, name, register)
+    assert not decision.promoted and "distill sync" in decision.reason
+    server.dead, server.fatal = False, ""
+    said: list[str] = []
+    assert sync(runs, said.append)["candidates"] == 1 and "is now champion" in said[0]
+    (row,) = candidates(os.environ["MLFLOW_TRACKING_URI"], [name])
+    assert row.champion and row.model_id == decision.model_id
+
+
+def test_nothing_is_sent_while_a_recipe_may_add_to_it(server: Server, runs: Path) -> None:
+    with recipe_lock(runs / "busy"):
+        with pytest.raises(UserError, match=f"busy runs \\(process {os.getpid()}\\)"):
+            sync(runs, lambda text: None)
+    assert (runs / FOLDER / "mlflow.db").exists()
+    assert sync(runs, lambda text: None) == {"runs": 0, "candidates": 0}
+    assert not (runs / FOLDER).exists()
+
+
+def test_a_decision_on_a_candidate_kept_here_is_made_again(server: Server, drafter: Path, runs: Path) -> None:
+    whole_run("forgotten", runs, drafter, server, "train")
+    server.dead = False
+    kept = open_client(unsent_store(runs))
+    experiment = kept.get_experiment_by_name("forgotten").experiment_id
+    (model,) = kept.search_logged_models([experiment])
+    for folder, model_id in (("select-1", model.model_id), ("select-2", "m-other")):
+        write_json(runs / "forgotten" / folder / "selection.json", {"model_id": model_id})
+    sync(runs, lambda text: None)
+    assert [path.name for path in (runs / "forgotten").iterdir()] == ["select-2"]
+
+
 def test_only_a_server_that_is_gone_is_left() -> None:
+    assert unreachable(MlflowException("BAD_REQUEST: file is not a database", error_code=3))
     assert unreachable(GONE) and unreachable(ConnectionRefusedError())
     assert not unreachable(MlflowException("API request to x", error_code=3))  # a refusal: BAD_REQUEST
     assert not unreachable(MlflowException("No such run")) and not unreachable(ValueError("x"))

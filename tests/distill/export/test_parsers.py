@@ -181,8 +181,10 @@ def test_vllm_takes_the_eagle_layer_in_both_layouts(eagle: Path) -> None:
 SGLANG = """
 import json, sys
 from sglang.srt.server_args import prepare_server_args
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 found = prepare_server_args(sys.argv[1:])
+assert SpeculativeAlgorithm.from_string(found.speculative_algorithm).is_standalone()  # read when it starts
 names = ("algorithm", "draft_model_path", "num_steps", "eagle_topk", "num_draft_tokens", "token_map")
 print("READ", json.dumps({name: getattr(found, f"speculative_{name}") for name in names}))
 """
@@ -201,5 +203,7 @@ def test_sglang_takes_the_line_that_starts_it(exported: Path, smollm2_target: Pa
     (found,) = ask(SGLANG, *words[2:])
     assert found["algorithm"] == "STANDALONE" and found["draft_model_path"] == str(exported)
     assert (found["num_steps"], found["eagle_topk"], found["num_draft_tokens"]) == (3, 1, 4)
-    with pytest.raises(AssertionError, match=r"invalid choice|STANDALON"):  # negative control
-        ask(SGLANG, *("STANDALON" if word == "STANDALONE" else word for word in words[2:]))
+    wrong = {"STANDALONE": "STANDALON", "--speculative-eagle-topk": "--speculative-eagle-top"}
+    for right, said_instead in wrong.items():  # negative controls
+        with pytest.raises(AssertionError, match=f"{said_instead}\\b"):
+            ask(SGLANG, *(said_instead if word == right else word for word in words[2:]))
