@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from data.errors import UserError
 from data.files import canonical_hash, sha256_file
 from distill.redact import redact, safe_name
-from evaluation.store import open_client, tracking_uri
+from evaluation.store import open_client, server_fault, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -95,6 +95,8 @@ def finished_model(client: MlflowClient, reference: str) -> Any:
 
 
 def _no_candidate(reference: str, error: MlflowException) -> UserError:
+    if fault := server_fault(error):
+        return UserError(f"MLFLOW_TRACKING_URI: no server there tells of candidate {reference} ({fault})")
     return UserError(
         f"There is no candidate {reference} in MLflow ({redact(error.message).rstrip('.')}): run the recipe "
         "that makes it first."

@@ -23,7 +23,7 @@ from distill.export import FORMATS
 from distill.json_output import json_output
 from distill.redact import redact
 from distill.stages import runs_folder
-from evaluation.store import database_fault, tracking_uri
+from evaluation.store import database_fault, server_fault, tracking_uri
 
 if TYPE_CHECKING:
     from distill.result import Result
@@ -39,7 +39,7 @@ STAGE_COMMANDS = {
 _RECIPE = "a name in recipes/, or the path of a .yaml file"
 _EXPORTED = f"{_RECIPE}; with --out also models:/NAME@champion, models:/NAME/VERSION or models:/m-ID"
 _FREE = "free some and run the same command to resume"
-_MEND = "mend or free it, or move it away, and run the same command again"
+_MEND = "mend or free it, or name another (MLFLOW_TRACKING_URI), and run the same command again"
 _OUTSIDE_FAULTS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
@@ -86,8 +86,8 @@ def _main(words: list[str]) -> int:
         except Exception as error:
             if disk_is_full(error, runs_folder()):
                 return _fail(f"the disk is full ({runs_folder()}): {_FREE}", 2, emit)
-            if said := database_fault(error):
-                return _fail(f"MLflow's database, {tracking_uri(runs_folder())}: {said}; {_MEND}", 2, emit)
+            if said := database_fault(error) or server_fault(error):
+                return _fail(f"MLflow's store, {tracking_uri(runs_folder())}: {said}; {_MEND}", 2, emit)
             return _fault(error, emit)
 
 

@@ -25,6 +25,7 @@ from distill.lora import check_peft
 from distill.quantize import missing
 from distill.recipe import Recipe
 from distill.sizes import Sizes, disk_needed, memory_needed, size_text, sizes_of
+from evaluation.store import named_store
 
 CPU_LIMIT = 1_000_000_000
 """Targets above this many parameters would sample for weeks on a CPU, so they need a GPU."""
@@ -159,7 +160,9 @@ def _check_prompts(text: str, hub: Hub) -> Iterator[Finding]:
 
 
 def require_tracking() -> None:
-    """`UserError` where an MLflow server is named and does not answer, before MLflow tries it for long."""
+    """`UserError` where no store is named that MLflow can use, or a server that does not answer, which MLflow
+    would try for long.
+    """
     for finding in _check_tracking():
         if finding.level == "blocks":
             raise UserError(finding.text)
@@ -169,7 +172,11 @@ def _check_tracking() -> Iterator[Finding]:
     """Does the MLflow server answer, where one is named? Any answer will do: access is its own matter."""
     from distill.redact import redact
 
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    try:
+        uri = named_store()
+    except UserError as error:
+        yield Finding("blocks", "MLflow", redact(str(error)))
+        return
     if not uri.startswith(("http://", "https://")):
         return
     shown = redact(uri)

@@ -23,7 +23,7 @@ from data.errors import UserError
 from distill.candidates import drafter_digest, drafter_files
 from distill.redact import MAX_VALUE, flatten, redact, redacted, safe_name
 from evaluation.registry import MODEL_TYPE
-from evaluation.store import find_or_make_experiment, open_client, tracking_uri
+from evaluation.store import find_or_make_experiment, open_client, server_fault, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -86,7 +86,10 @@ class Tracker:
             tags = {"recipe": recipe_name, "place": place}
             run = client.create_run(experiment_id, run_name=recipe_name, tags=tags)
         except MlflowException as error:
-            raise UserError(f"MLflow at {redact(uri)} cannot be used: {redact(str(error))}") from error
+            said = server_fault(error) or redact(str(error))
+            raise UserError(
+                f"MLflow at {redact(uri)} (MLFLOW_TRACKING_URI) cannot be used: {said}"
+            ) from error
         tracker = cls(client, run.info.run_id, experiment_id, recipe_name, target_name, place)
         tracker.log_params(recipe_resolved)
         client.log_dict(tracker.run_id, redacted(recipe_resolved), "recipe.json")

@@ -19,14 +19,33 @@ _DATABASE = re.compile(
     "file is not a database|database disk image is malformed|unable to open database file"
     "|readonly database|database is locked"
 )
+_STORES = re.compile(r"https?://|sqlite:///(?!:memory:)|(postgresql|mysql|mssql)(\+\w+)?://")
+_REFUSED = re.compile(
+    "API request to .*? (failed with error code [0-9]+|failed with exception|was successful but)"
+)
+
+
+def named_store() -> str:
+    """MLFLOW_TRACKING_URI, empty where it is not set.
+
+    `UserError` where a run could not be kept there: in memory, in MLflow's former folders, in Databricks
+    (whose experiments are paths in a workspace).
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if uri and not _STORES.match(uri):
+        raise UserError(
+            f"MLFLOW_TRACKING_URI is {uri}: name an MLflow server (http:// or https://) or a database "
+            "(sqlite:///FILE, postgresql://...), or unset it"
+        )
+    return uri
 
 
 def tracking_uri(runs_dir: Path) -> str:
-    """MLFLOW_TRACKING_URI where it is set, else the SQLite file under `runs_dir`.
+    """The store that the environment names, else the SQLite file under `runs_dir`.
 
-    `UserError` where the folder's path would read as another one in such an address.
+    `UserError` where it names what is no store, or the folder's path would read as another one in an address.
     """
-    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+    if uri := named_store():
         return uri
     path = Path(runs_dir).resolve() / "mlflow.db"
     if odd := re.search(r"%[0-9A-Fa-f]{2}|\?", str(path)):
@@ -78,6 +97,12 @@ def database_fault(error: BaseException) -> str:
             return found[0]
         cause = cause.__cause__ or cause.__context__
     return ""
+
+
+def server_fault(error: Exception) -> str:
+    """How an MLflow server refused a request, or what is no such server answered; empty where none did."""
+    found = _REFUSED.search(str(error))
+    return found[0] if found else ""
 
 
 def _make_store(path: Path) -> None:

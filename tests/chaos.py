@@ -14,29 +14,28 @@ A fault hits a stage of a tiny recipe in a process of its own, forked from one t
                 may fail (a tidying up, the sync of a folder)
 
 Then the same command runs until it is done, and nothing may be lost: what the stage wrote equals, bit for
-bit, what it writes without interruption (files that two such runs agree on: measured times differ), its
-manifest fits, nothing half written is left, and MLflow holds one whole candidate or none, and no run that
-seems to be going on.
+bit, what it writes without interruption (all but `MEASURED`, which depends on measured times), its manifest
+fits, nothing half written is left, and MLflow holds one whole candidate or none, and no run that seems to be
+going on.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import json
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+
+from tests.strikes import ENDINGS, run
 
 STAGES = ("sample", "train", "evaluate", "select", "export")
 SMALL = [
@@ -49,6 +48,16 @@ SMALL = [
 SHARES = {"kill": 0.55, "time": 0.15, "term": 0.1, "int": 0.05, "twice": 0.05, "full": 0.1}
 """Of all faults."""
 MOST_RUNS = 12  # of one command, until it must be done
+MEASURED = {
+    "evaluate": ["costs*.json", "transformers-plain.json", "decode-*.json", "certificate.json",
+                 "evaluation.json", "report.html", "tables/*", "plots/speedup.*", "plots/batches.*",
+                 "plots/positions.*"],
+    "select": ["selection.json", "comparison.html"],
+    "export": ["hf/README.md", "hf/manifest.json"],
+}  # fmt: skip
+"""Outputs that no two runs need share: times, what decoders that stop by measured costs did (so the race, the
+certificate and the plot of positions), and names and numbers that MLflow gives. All others are compared.
+"""
 _HEAVY = {
     "sample": ["distill.pipeline", "distill.tracking", "mlflow", "mlflow.store.db.utils", "data.sample",
                "evaluation.decoder.sampler", "pyarrow.parquet", "transformers.models.llama.modeling_llama"],
@@ -57,134 +66,6 @@ _HEAVY = {
     "select": ["evaluation.selection"],
     "export": ["distill.export.command", "distill.export.hf"],
 }  # fmt: skip
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-
-
-@dataclass
-class Session:
-    """How one run of the command ended."""
-
-    status: int
-    """Exit code; minus the number of the signal that ended it."""
-    writes: int
-    seconds: float
-    log: str
-
-
-@dataclass
-class Writes:
-    """Counts this process's writes under `folder`, and strikes just before the one with number `at`."""
-
-    folder: str
-    at: int | None
-    strike: Callable[[], None]
-    count: int = 0
-
-    def install(self) -> None:
-        """From here on; there is no way back, so in a process of its own."""
-        from sqlalchemy import event
-        from sqlalchemy.engine import Engine
-
-        sys.addaudithook(self.hear)
-        event.listen(Engine, "commit", lambda connection: self.tick())
-        fsync = os.fsync
-
-        def counted(handle: int) -> None:
-            self.tick()
-            fsync(handle)
-
-        os.fsync = counted
-
-    def hear(self, name: str, args: tuple[Any, ...]) -> None:
-        """Python tells of what it is about to do (PEP 578)."""
-        if name == "open":
-            if isinstance(args[0], (str, bytes, os.PathLike)) and args[2] & _WRITING:
-                self.look(args[0])
-        elif name in ("os.rename", "os.link"):
-            self.look(args[1])
-        elif name in ("os.remove", "os.rmdir", "os.mkdir", "os.truncate"):
-            self.look(args[0])
-
-    def look(self, path: Any) -> None:
-        if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(self.folder):
-            self.tick()
-
-    def tick(self) -> None:
-        self.count += 1
-        if self.count - 1 == self.at:
-            self.strike()
-
-
-def run(
-    words: Sequence[str],
-    runs: Path,
-    *,
-    at: int | None = None,
-    strike: str = "kill",
-    after: float | None = None,
-) -> Session:
-    """Run `distill WORDS` in a fork: struck before its write number `at`, or killed `after` seconds."""
-    log = runs.parent / "log.txt"
-    reading, writing = os.pipe()
-    started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        _work(list(words), runs, log, writing, at, strike)
-    os.close(writing)
-    if after is not None:
-        time.sleep(after)
-        os.kill(child, signal.SIGKILL)  # it is not waited for yet, so its number is its own
-    _, status = os.waitpid(child, 0)
-    with os.fdopen(reading) as stream:
-        told = stream.read()
-    code = os.waitstatus_to_exitcode(status)
-    return Session(code, int(told or 0), time.monotonic() - started, log.read_text(errors="replace"))
-
-
-def _work(words: list[str], runs: Path, log: Path, writing: int, at: int | None, strike: str) -> None:
-    code = 70
-    try:
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
-        os.environ["DISTILL_RUNS"] = str(runs)
-        from distill import cli
-
-        writes = Writes(str(runs), at, lambda: STRIKES[strike](os.getpid()))
-        writes.install()
-        code = cli.main(words)
-        os.write(writing, str(writes.count).encode())
-    finally:
-        os._exit(code)
-
-
-def _twice(process: int) -> None:
-    try:
-        os.kill(process, signal.SIGTERM)
-        time.sleep(0.01)  # here the handler raises, where the work may end at once
-    finally:
-        os.kill(process, signal.SIGTERM)
-
-
-def _full(process: int) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-STRIKES: dict[str, Callable[[int], None]] = {
-    "kill": lambda process: os.kill(process, signal.SIGKILL),
-    "term": lambda process: os.kill(process, signal.SIGTERM),
-    "int": lambda process: os.kill(process, signal.SIGINT),
-    "twice": _twice,
-    "full": _full,
-}
-ENDINGS: dict[str, set[int]] = {
-    "kill": {-signal.SIGKILL},
-    "time": {-signal.SIGKILL, 0},
-    "term": {143},
-    "int": {130},
-    "twice": {-signal.SIGTERM},
-    "full": {2, 0},
-}
 
 
 @dataclass
@@ -194,7 +75,7 @@ class Reference:
     before: Path
     """A copy of the runs folder as it was before the stage."""
     payload: dict[str, str]
-    """The digests of the files that every run of it writes alike."""
+    """The digests of the files that every run of it writes alike: all but `MEASURED`."""
     writes: int
     seconds: float
 
@@ -237,26 +118,27 @@ class Chaos:
         return [stage, self.recipe, *(word for setting in SMALL for word in ("--set", setting))]
 
     def learn(self, stage: str) -> Reference:
-        """Run the stage twice without faults, and keep what both runs agree on."""
+        """Run the stage twice without faults; what is not measured is the same in both."""
         before = self.place / f"before-{stage}"
         self.runs.mkdir(exist_ok=True)
         shutil.copytree(self.runs, before)
         first = run(self.command(stage), self.runs)
         assert first.status == 0, first.log
-        one = self.digests(stage)
+        payload = self.payload(stage)
         self.restore(before)
         second = run(self.command(stage), self.runs)
         assert second.status == 0, second.log
-        two = self.digests(stage)
-        payload = {name: digest for name, digest in one.items() if two[name] == digest}
-        payload.pop("comparison.html", None)  # names the version, whose number a withdrawn candidate spends
-        assert payload or stage == "select", f"two runs of {stage} agree on nothing"
+        differing = differences(payload, self.payload(stage))
+        assert not differing, f"two undisturbed runs of {stage}: {', '.join(differing)}"
         self.references[stage] = Reference(before, payload, second.writes, second.seconds)
         return self.references[stage]
 
     def restore(self, before: Path) -> None:
         shutil.rmtree(self.runs)
         shutil.copytree(before, self.runs)
+
+    def payload(self, stage: str) -> dict[str, str]:
+        return {name: digest for name, digest in self.digests(stage).items() if not is_measured(stage, name)}
 
     def digests(self, stage: str) -> dict[str, str]:
         (folder,) = self.runs.glob(f"{self.recipe}/{stage}-*[0-9a-f]")
@@ -295,13 +177,8 @@ class Chaos:
         for name, digest in self.digests(stage).items():
             if not (folder / name).is_file() or sha256_file(folder / name) != digest:
                 yield f"{name} is not what its manifest says"
-        found = self.digests(stage)
-        for name, digest in self.references[stage].payload.items():
-            if found.get(name) != digest:
-                yield f"{name} differs from an undisturbed run"
-        for name in found.keys() - self.references[stage].payload.keys():
-            if name.endswith((".tmp", ".old")):
-                yield f"{name} is left over"
+        for name in differences(self.references[stage].payload, self.payload(stage)):
+            yield f"{name} differs from an undisturbed run"
         leftovers = [path.name for path in folder.rglob("*.tmp")]
         if leftovers:
             yield f"half written files are left: {', '.join(leftovers)}"
@@ -319,6 +196,15 @@ class Chaos:
         with os.fdopen(reading) as stream:
             yield from filter(None, stream.read().split("\n"))
         os.waitpid(child, 0)
+
+
+def is_measured(stage: str, name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in MEASURED.get(stage, []))
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Files that are not in both, or with different digests."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
 def registry_faults(runs: Path, stage: str) -> list[str]:

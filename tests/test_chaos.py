@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from data.files import commit_file, replace_directory, write_atomic, write_json
+from data.files import commit_file, replace_directory, sha256_file, write_atomic, write_json
 from distill.stages import Stage, run_stage
-from tests.chaos import STRIKES, Writes, plan
+from tests import chaos
+from tests.chaos import Chaos, plan
+from tests.strikes import STRIKES, Session, Writes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -86,6 +88,57 @@ def test_a_stage_that_trusts_a_half_written_file_would_be_caught(
         session(root, None)
         differing += outputs(root) != outputs(tmp_path / "straight")
     assert differing
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chaos:
+    """One whose command is a stage that writes an acceptance, and a plot of what the clock decided."""
+    (tmp_path / "runs").mkdir()
+    calls = iter(range(100))
+    made = Chaos(tmp_path, "smoke", 0)
+
+    def run(words: list[str], runs: Path) -> Session:
+        folder = runs / "smoke" / "evaluate-0"
+        folder.mkdir(parents=True, exist_ok=True)
+        commit(folder, {"acceptance.json": "0.5", "plots/positions.csv": str(next(calls))})
+        return Session(0, 2, 1.0, "")
+
+    monkeypatch.setattr(chaos, "run", run)
+    monkeypatch.setattr(Chaos, "registry_faults", lambda self, stage: iter(()))
+    return made
+
+
+def commit(folder: Path, contents: dict[str, str]) -> None:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+    files = {name: {"sha256": sha256_file(folder / name)} for name in contents}
+    write_json(folder / "manifest.json", {"files": files})
+
+
+def test_measured_outputs_may_differ_from_run_to_run_and_all_others_may_not(workshop: Chaos) -> None:
+    assert workshop.learn("evaluate").payload.keys() == {"acceptance.json"}
+    folder = workshop.runs / "smoke" / "evaluate-0"
+    assert list(workshop.faults("evaluate")) == []
+    commit(folder, {"acceptance.json": "0.5", "plots/positions.csv": "other costs"})
+    assert list(workshop.faults("evaluate")) == []
+    for contents in (
+        {"acceptance.json": "0.4"},
+        {"acceptance.json": "0.5", "new.json": ""},
+        {"plots/x.csv": ""},
+    ):
+        commit(folder, contents)
+        assert any("differs from an undisturbed run" in fault for fault in workshop.faults("evaluate")), (
+            contents
+        )
+    (folder / "plots" / "x.csv").write_text("behind the manifest's back")
+    assert any("not what its manifest says" in fault for fault in workshop.faults("evaluate"))
+
+
+def test_undisturbed_runs_that_differ_end_the_sweep(workshop: Chaos, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "MEASURED", {})
+    with pytest.raises(AssertionError, match=r"two undisturbed runs of evaluate: plots/positions\.csv"):
+        workshop.learn("evaluate")
 
 
 def test_the_plan_reaches_every_stage_and_kind() -> None:

@@ -226,43 +226,6 @@ def test_preflight_tells_and_exits_2_only_where_something_blocks(capfd: pytest.C
     assert answer["ok"] is False and "error" not in answer
 
 
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "http://a b/", "nonsense://x", "mysql://me:pw@host/x"])
-@pytest.mark.parametrize(
-    "words", [["compare"], ["promote", "models:/a/1"], ["export", "models:/a/1", "--out", "x"]]
-)
-def test_a_store_that_cannot_be_used_is_the_users_to_mend(
-    uri: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert cli.main(words) == 2
-    err = capfd.readouterr().err
-    assert "MLFLOW_TRACKING_URI" in err and err.count("\n") == 1 and "pw" not in err
-
-
-@pytest.mark.parametrize("words", [["compare"], ["promote", "models:/a/1"]])
-def test_a_damaged_database_is_named(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    database = Path(os.environ["DISTILL_RUNS"]) / "mlflow.db"
-    database.write_text("rubbish" * 1000)
-    assert cli.main(words) == 2
-    err = capfd.readouterr().err
-    assert f"{database} (MLFLOW_TRACKING_URI): file is not a database" in err and "Traceback" not in err
-    assert database.read_text() == "rubbish" * 1000
-    database.unlink()
-    database.mkdir()
-    assert cli.main(words) == 2 and "is no file" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["a%20b", "a?b=1"])
-def test_a_folder_that_mlflow_would_misread_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DISTILL_RUNS", str(tmp_path / name))
-    for words in (["sample", "smoke"], ["compare"]):
-        assert cli.main(words) == 2
-        assert "set DISTILL_RUNS" in capfd.readouterr().err
-    assert not (tmp_path / "a").exists()
-
-
 def test_a_database_that_fails_later_is_named_too(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
