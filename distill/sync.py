@@ -1,5 +1,6 @@
 """`distill sync`: send what was kept locally while MLflow's server was gone (`distill.failover`)."""
 
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
@@ -115,6 +116,9 @@ def _send_candidate(local: "MlflowClient", tracker: Any, model: Any, say: Say) -
         for version in local.search_model_versions()
         if version.tags.get("model_id") == model.model_id
     )
+    # Another recipe's target would get a registered model of its own (`Tracker.model_name`).
+    target = local.get_registered_model(name).tags.get("target", tracker.target_name)
+    tracker = dataclasses.replace(tracker, target_name=target)
     metrics = {metric.key: metric.value for metric in model.metrics or []}
     dataset = next(iter(model.metrics))
     with tempfile.TemporaryDirectory() as scratch:

@@ -30,16 +30,19 @@ class CandidateRecord:
 
 def candidate_record(model_id: str, runs_dir: Path) -> CandidateRecord:
     """Read the record of LoggedModel `model_id`; `UserError` where its runs no longer hold it."""
-    client = open_client(tracking_uri(runs_dir))
-    run_id = client.get_logged_model(model_id).source_run_id
+    uri = tracking_uri(runs_dir)
+    client = open_client(uri)
+    model = client.get_logged_model(model_id)
+    run_id = model.source_run_id
     run = client.get_run(run_id)
     parent = run.data.tags.get("mlflow.parentRunId", run_id)
     siblings = client.search_runs(
         [run.info.experiment_id],
         f"tags.`mlflow.parentRunId` = '{parent}' and tags.stage = 'evaluate'",
     )
-    # An evaluation done before stands in the run that selected, not in one of its own.
-    evaluation = _first(client, [run_id, *(each.info.run_id for each in siblings)], "evaluation.json")
+    evaluation = _stored(model, uri) or _first(
+        client, [run_id, *(each.info.run_id for each in siblings)], "evaluation.json"
+    )
     recipe = _first(client, [parent], "recipe.json")
     if evaluation is None or recipe is None:
         raise UserError(
@@ -47,6 +50,20 @@ def candidate_record(model_id: str, runs_dir: Path) -> CandidateRecord:
             "again with `distill select RECIPE --fresh`."
         )
     return CandidateRecord(run.data.tags["recipe"], recipe, evaluation, run_id)
+
+
+def _stored(model: Any, uri: str) -> dict[str, Any] | None:
+    """The evaluation that stands beside a candidate's weights; those of earlier versions had none there."""
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    source = f"{model.artifact_location}/evaluation/evaluation.json"
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            found = download_artifacts(artifact_uri=source, dst_path=scratch, tracking_uri=uri)
+        except (MlflowException, OSError):
+            return None
+        return dict(json.loads(Path(found).read_text("utf-8")))
 
 
 def _first(client: MlflowClient, run_ids: list[str], name: str) -> dict[str, Any] | None:

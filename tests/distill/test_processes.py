@@ -371,16 +371,18 @@ def logged_steps(runs: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_a_second_signal_ends_the_command_at_once_and_the_processes_soon(tmp_path: Path) -> None:
-    started = subprocess.Popen(
-        command(tmp_path, "--set", "train.tokens=10000000", "--accelerate", "ddp"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(tmp_path),
-        cwd=ROOT,
-    )
+    errors = tmp_path / "errors.log"
+    with errors.open("w") as stream:
+        started = subprocess.Popen(
+            command(tmp_path, "--set", "train.tokens=500000", "--accelerate", "ddp"),
+            stdout=subprocess.DEVNULL,
+            stderr=stream,
+            env=environment(tmp_path),
+            cwd=ROOT,
+        )
     deadline = time.monotonic() + 300
     while not workers(tmp_path):
-        assert started.poll() is None and time.monotonic() < deadline
+        assert started.poll() is None and time.monotonic() < deadline, errors.read_text()
         time.sleep(0.05)
     started.send_signal(signal.SIGTERM)
     time.sleep(0.2)

@@ -82,7 +82,7 @@ def whole_run(name: str, runs: Path, drafter: Path, server: Server, dies: str) -
     """A parent with two stages and a candidate; the server dies in between ("train") or before a call."""
     paper = drafter.parent / "evaluation.json"
     paper.write_text("{}")
-    with Tracker.start({"a": 1}, name, name, runs) as tracker:
+    with Tracker.start({"a": 1}, name, f"{name}!", runs) as tracker:
         with tracker.stage("train") as stage:
             stage.log_metrics({"loss": 2.0}, step=1)
             server.dead = dies == "train"
@@ -131,6 +131,8 @@ def test_nothing_is_lost_and_nothing_comes_twice(
     assert set(ended) >= {name, "select"}
     assert ended == {key: found[key].info.end_time for key in ended}
     assert row.measured_at == measured_at  # not the time of sending
+    # The target's name, not its experiment's: later candidates belong to the same registered model
+    assert client.get_registered_model(name).tags["target"] == f"{name}!"
     parent = found[name].info.run_id
     assert all(found[child].data.tags["mlflow.parentRunId"] == parent for child in ("train", "select"))
     points = client.get_metric_history(found["select"].info.run_id, "speed/speedup")

@@ -9,6 +9,7 @@ import pytest
 
 from distill import cli
 from distill.export.command import commands, report
+from evaluation.store import open_client, tracking_uri
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,14 @@ def test_recipe_and_registry_give_the_same_weights_proven(
     assert cli.main(["export", "models:/smoke@champion", "--out", str(tmp_path / "b")]) == 2
     assert "--force" in capfd.readouterr().err
     assert cli.main(["export", "models:/smoke@champion", "--out", str(tmp_path / "b"), "--force"]) == 0
+    # What was measured stands with the candidate: it may have been selected without being evaluated again.
+    client = open_client(tracking_uri(runs))
+    found = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    (evaluated,) = [run.info.run_id for run in found if run.data.tags.get("stage") == "evaluate"]
+    client.delete_run(evaluated)
+    assert cli.main(["export", "models:/smoke@champion", "--out", str(tmp_path / "c")]) == 0
+    third = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    assert third["measured"] == second["measured"]
 
 
 def test_a_recipe_starts_from_a_compact_export(

@@ -203,7 +203,7 @@ def test_sglang_takes_the_line_that_starts_it(exported: Path, smollm2_target: Pa
     (found,) = ask(SGLANG, *words[2:])
     assert found["algorithm"] == "STANDALONE" and found["draft_model_path"] == str(exported)
     assert (found["num_steps"], found["eagle_topk"], found["num_draft_tokens"]) == (3, 1, 4)
-    wrong = {"STANDALONE": "STANDALON", "--speculative-eagle-topk": "--speculative-eagle-top"}
+    wrong = {"STANDALONE": "STANDALON", "--speculative-eagle-topk": "--speculative-topk"}
     for right, said_instead in wrong.items():  # negative controls
         with pytest.raises(AssertionError, match=f"{said_instead}\\b"):
             ask(SGLANG, *(said_instead if word == right else word for word in words[2:]))
