@@ -374,7 +374,7 @@ def test_a_second_signal_ends_the_command_at_once_and_the_processes_soon(tmp_pat
     errors = tmp_path / "errors.log"
     with errors.open("w") as stream:
         started = subprocess.Popen(
-            command(tmp_path, "--set", "train.tokens=500000", "--accelerate", "ddp"),
+            command(tmp_path, "--accelerate", "ddp"),
             stdout=subprocess.DEVNULL,
             stderr=stream,
             env=environment(tmp_path),
@@ -395,7 +395,8 @@ def test_a_second_signal_ends_the_command_at_once_and_the_processes_soon(tmp_pat
 
 
 def workers(runs: Path) -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    # -ww: whole lines, also where no terminal tells how wide
+    listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if "distill.worker" in line and str(runs) in line]
 
 
