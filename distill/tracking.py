@@ -193,8 +193,7 @@ class Tracker:
         """Store a drafter's files and measures as a LoggedModel of this run, and register it as a new
         version. `papers`, such as its evaluation with the certificate, stand beside the weights in
         `evaluation/`. `key` tells what is registered apart: where a process that was killed had registered
-        the same, its candidate is taken over, or withdrawn where it was half registered. `measured_at`, in
-        milliseconds since 1970, is now by default; of two measurements the newer one counts.
+        the same, its candidate is taken over, or withdrawn where it was half registered. `measured_at`: now.
 
         READY is set last: whatever fails or is interrupted before leaves a FAILED or PENDING model, which
         neither `compare` nor `resolve_candidate` accepts. Raises `UserError` when `drafter_dir` is no
