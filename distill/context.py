@@ -96,7 +96,7 @@ class Run:
         return canonical_hash([platform.node(), str(self.runs_dir.resolve())])
 
     def end_killed(self) -> None:
-        """Close in MLflow what the process before this one, which was killed, left open."""
+        """Close in MLflow what the process before this one, which was killed or failed, left open."""
         from distill.tracking import end_killed
 
         end_killed(self.runs_dir, self.recipe.name, self.recipe.target.name, self.place)
