@@ -41,8 +41,10 @@ __all__ = [
     "contains_special_tokens",
     "encode_prompt",
     "load_prompts",
+    "neutralise",
     "parse_source",
     "prompts_digest",
+    "special_ids",
 ]
 
 _log = logging.getLogger(__name__)
@@ -101,15 +103,12 @@ class PromptSource(BaseModel):
         return value
 
 
-def load_prompts(
-    sources: Iterable[PromptSource], *, splits: Splits, seed: int, tokenizer: Any = None
-) -> list[Prompt]:
+def load_prompts(sources: Iterable[PromptSource], *, splits: Splits, seed: int) -> list[Prompt]:
     """All prompts of `sources`, each once, so interleaved that a prefix covers sources, templates, splits.
 
     `seed` chooses which prompts of a template are taken when `count` limits them, and their order; it never
-    moves a prompt into another split. With a `tokenizer`, its special tokens inside prompts from outside are
-    made ordinary text by a blank, and counted in a warning. The same conversation in two sources is kept
-    once, and as a held-out one if either source holds it out.
+    moves a prompt into another split. The same conversation in two sources is kept once, and as a held-out
+    one if either source holds it out.
 
     Raises:
         UserError: a source cannot be read or gives no prompts.
@@ -118,8 +117,6 @@ def load_prompts(
     for source in sources:
         read = _without_giants(read_source(source.source), source.source)
         prompts = _without_near_copies(_split(read, splits), source.source)
-        if tokenizer is not None and parse_source(source.source).kind != "builtin":
-            prompts = _neutralised(tokenizer, prompts, source.source)
         if not prompts:
             raise UserError(f"prompt source {source.source} gives no prompts: check what it points to")
         loaded.append(_choose(_without_duplicates(prompts), source.count, splits, seed))
@@ -248,62 +245,62 @@ def _interleave(lists: Sequence[Sequence[T]], phase: float = 0.5) -> list[T]:
     return [item for _, _, item in sorted(places, key=lambda place: place[:2])]
 
 
-def contains_special_tokens(tokenizer: Any, prompt: Prompt) -> bool:
+def special_ids(tokenizer: Any) -> set[int]:
+    """The ids of its special tokens, but for the one of unknown text; some tokenizers list hundreds."""
+    added = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return (added | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
+
+
+def contains_special_tokens(tokenizer: Any, prompt: Prompt, special: set[int] | None = None) -> bool:
     """Whether the tokenizer would read a part of a message's text as one of its special tokens.
 
     Such a text could close its own turn and open another speaker's. Asked of the tokenizer and not looked for
-    in the text, since a tokenizer may change what it reads before it looks for special tokens.
+    in the text, since a tokenizer may change what it reads before it looks for special tokens. `special`: its
+    `special_ids`, asked for once by who asks of many prompts.
     """
-    added = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    special = (added | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
+    special = special_ids(tokenizer) if special is None else special
     return any(
         not special.isdisjoint(tokenizer(content, add_special_tokens=False)["input_ids"])
         for _, content in prompt.messages
     )
 
 
-def _neutralised(tokenizer: Any, prompts: list[Prompt], source: str) -> list[Prompt]:
-    """Prompts whose special tokens are ordinary text: a blank behind the first character of each.
+def neutralise(tokenizer: Any, prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Prompts in which special tokens are ordinary text: a blank behind the first character of each, counted
+    in a warning. The shipped sets have none.
 
     Leaving such prompts out would leave out a workload's talk about templates and markup. Text that is read
-    as special all the same (some tokenizers change it before they look) is left out.
+    as special all the same (some tokenizers change it before they look) is for `encode_prompt` to refuse.
     """
     names = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))), re.IGNORECASE)
-    kept, changed = [], 0
+    special, made, changed = special_ids(tokenizer), [], 0
     for prompt in prompts:
-        if contains_special_tokens(tokenizer, prompt):
+        shipped = parse_source(prompt.source).kind == "builtin"
+        if not shipped and contains_special_tokens(tokenizer, prompt, special):
             said = [(role, pattern.sub(_broken, content)) for role, content in prompt.messages]
             prompt = replace(prompt, messages=tuple(said))
-            if contains_special_tokens(tokenizer, prompt):
-                continue
             changed += 1
-        kept.append(prompt)
-    if changed or len(kept) < len(prompts):
-        _log.warning(
-            "%s: %d of %d prompts contain special tokens, now made ordinary text; %d more are left out",
-            source,
-            changed,
-            len(prompts),
-            len(prompts) - len(kept),
-        )
-    return kept
+        made.append(prompt)
+    if changed:
+        _log.warning("%d of %d prompts contain special tokens, now made ordinary text", changed, len(made))
+    return made
 
 
 def _broken(found: re.Match[str]) -> str:
     return f"{found[0][0]} {found[0][1:]}"
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: Prompt, special: set[int] | None = None) -> list[int]:
     """The ids the target continues: the tokenizer's chat template up to where the assistant starts to speak.
 
     Without a chat template (a base model): the plain encoding of the last message's content, special tokens
-    such as the beginning of the text added as the tokenizer does.
+    such as the beginning of the text added as the tokenizer does. `special`: see `contains_special_tokens`.
 
     Raises:
         UserError: the text contains special tokens, or the chat template refuses the messages.
     """
-    if contains_special_tokens(tokenizer, prompt):
+    if contains_special_tokens(tokenizer, prompt, special):
         raise UserError(
             f"prompt {prompt.id} of {prompt.source} contains special tokens of the tokenizer: remove it"
         )

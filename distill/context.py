@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from data.errors import UserError
 from data.files import canonical_hash
 from data.prompt_sources import Prompt
-from data.prompts import encode_prompt, load_prompts, prompts_digest
+from data.prompts import encode_prompt, load_prompts, neutralise, prompts_digest, special_ids
 from distill.identity import gpu, machine, model_form
 from distill.model_files import check_ids, read_config, read_tokenizer
 from distill.models import load_target, read_eos_ids
@@ -96,7 +96,7 @@ class Run:
         return canonical_hash([platform.node(), str(self.runs_dir.resolve())])
 
     def end_killed(self) -> None:
-        """Close in MLflow what the process before this one, which was killed, left open."""
+        """Close in MLflow what the process before this one, which was killed or failed, left open."""
         from distill.tracking import end_killed
 
         end_killed(self.runs_dir, self.recipe.name, self.recipe.target.name, self.place)
@@ -147,16 +147,22 @@ class Run:
         return read_eos_ids(self.target_folder, self.tokenizer)
 
     @cached_property
+    def loaded_prompts(self) -> list[Prompt]:
+        """Prompts of all sources as they stand there: the stages' keys know of no tokenizer."""
+        data = self.recipe.data
+        return load_prompts(data.prompts, splits=data.splits, seed=self.recipe.seed)
+
+    @cached_property
     def prompts(self) -> list[tuple[Prompt, list[int]]]:
         """Prompts and their token ids, without those that hold special tokens or are longer than the recipe
         allows.
         """
         data, tokenizer = self.recipe.data, self.tokenizer
-        loaded = load_prompts(data.prompts, splits=data.splits, seed=self.recipe.seed, tokenizer=tokenizer)
-        encoded, refused = [], []
+        loaded = neutralise(tokenizer, self.loaded_prompts)
+        encoded, refused, special = [], [], special_ids(tokenizer)
         for prompt in loaded:
             try:
-                encoded.append((prompt, encode_prompt(tokenizer, prompt)))
+                encoded.append((prompt, encode_prompt(tokenizer, prompt, special)))
             except UserError as error:
                 refused.append(str(error))
         if not encoded:
@@ -192,7 +198,6 @@ class Run:
 
         recipe, root = self.recipe, self.runs_dir / self.recipe.name
         part = recipe.resolved()
-        prompts = load_prompts(recipe.data.prompts, splits=recipe.data.splits, seed=recipe.seed)
         sampled = {
             "seed": recipe.seed,
             "sample": recipe.sample.identity(),
@@ -209,7 +214,10 @@ class Run:
             sampled["signal"] = "features"
         if recipe.target.quantization != "none":
             sampled["quantization"] = recipe.target.quantization
-        read = {"target": model_digest(self.target_folder, self.cache), "prompts": prompts_digest(prompts)}
+        read = {
+            "target": model_digest(self.target_folder, self.cache),
+            "prompts": prompts_digest(self.loaded_prompts),
+        }
         if self.sampling_drafter_folder is not None:
             read["drafter"] = self._digest(recipe.sample.drafter, self.sampling_drafter_folder)
         sample = Stage("sample", root, sampled, read)

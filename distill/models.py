@@ -103,7 +103,7 @@ def load_target(config: TargetConfig, cache_dir: Path, device: torch.device | st
         tokenizer=tokenizer,
         eos_ids=eos_ids,
         pad_id=_pad_id(model, tokenizer, eos_ids),
-        digest=model_digest(path),
+        digest=model_digest(path, cache_dir),
         name=config.name,
         folder=path,
         quantized=quantized,

@@ -177,7 +177,7 @@ def run_stage(stage: Stage, work: Callable[[Path], None], *, fresh: bool, say: S
 
 @contextlib.contextmanager
 def recipe_lock(root: Path) -> Iterator[bool]:
-    """Hold a recipe's folder for this process; tells whether the process before it was killed.
+    """Hold a recipe's folder for this process; tells whether the one before it was killed, or failed.
 
     Raises `UserError` naming the process that holds it already.
 
@@ -192,14 +192,12 @@ def recipe_lock(root: Path) -> Iterator[bool]:
                 "or set DISTILL_RUNS to another folder"
             )
         stream.seek(0)
-        killed = bool(stream.read().strip())  # who ends by itself takes its number out
+        killed = bool(stream.read().strip())  # who ends well takes its number out
         stream.truncate(0)
         stream.write(str(os.getpid()))
         stream.flush()
-        try:
-            yield killed
-        finally:
-            stream.truncate(0)
+        yield killed
+        stream.truncate(0)
 
 
 def holder(root: Path) -> str:

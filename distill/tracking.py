@@ -91,8 +91,11 @@ class Tracker:
                 f"MLflow at {redact(uri)} (MLFLOW_TRACKING_URI) cannot be used: {said}"
             ) from error
         tracker = cls(client, run.info.run_id, experiment_id, recipe_name, target_name, place)
-        tracker.log_params(recipe_resolved)
-        client.log_dict(tracker.run_id, redacted(recipe_resolved), "recipe.json")
+        with contextlib.ExitStack() as failed:
+            failed.push(tracker)
+            tracker.log_params(recipe_resolved)
+            client.log_dict(tracker.run_id, redacted(recipe_resolved), "recipe.json")
+            failed.pop_all()
         return tracker
 
     @property
@@ -317,7 +320,8 @@ def _now() -> int:
 
 
 def end_killed(runs_dir: Path, recipe_name: str, target_name: str, place: str) -> None:
-    """End as KILLED what a killed process left open: nobody else works on the recipe at `place` now.
+    """End as KILLED what a process that was killed, or had no disk left, left open: nobody else works on the
+    recipe at `place` now.
 
     Where there is no store, or its server cannot be reached, nothing is done: this can wait.
     """

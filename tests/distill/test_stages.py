@@ -237,3 +237,7 @@ def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         assert killed
     with recipe_lock(tmp_path) as killed:
         assert not killed
+    with pytest.raises(OSError, match="full"), recipe_lock(tmp_path):
+        raise OSError("full")
+    with recipe_lock(tmp_path) as killed:
+        assert killed, "it failed, and may have left runs open in MLflow"

@@ -5,6 +5,7 @@ registry.
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import mlflow
 import pytest
@@ -71,6 +72,15 @@ def test_a_run_leaves_parent_child_params_metrics_and_recipe(runs: Path, tmp_pat
     recipe = Path(client.download_artifacts(tracker.run_id, "recipe.json", str(tmp_path)))
     assert json.loads(recipe.read_text()) == RECIPE
     assert child.info.artifact_uri.startswith((runs / "mlartifacts").as_uri())
+
+
+def test_a_run_that_fails_as_it_begins_is_not_left_open(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow.MlflowClient, "log_dict", Mock(side_effect=OSError("the disk is full")))
+    with pytest.raises(OSError, match="full"):
+        Tracker.start(RECIPE, "unlucky", "org/target", runs)
+    client = open_client(tracking_uri(runs))
+    (run,) = client.search_runs(["1"], "tags.recipe = 'unlucky'")
+    assert run.info.status == "FAILED" and "full" in run.data.tags["error"]
 
 
 def test_nothing_global_is_left_behind(
