@@ -114,9 +114,9 @@ def test_a_server_that_repeats_the_key_spreads_it_nowhere(
     monkeypatch.setenv("OPENAI_API_KEY", PLAIN)
 
     def behave(body: dict[str, Any], times: int) -> tuple[int, dict[str, Any]]:
-        if body["seed"] % 3 == 0:
+        if body["seed"] % 6 == 0:  # few enough that no ten come back one after another, whoever is first
             return 400, {"error": f"no key {PLAIN}"}
-        return 200, good_answer(body, **({"finish_reason": PLAIN} if body["seed"] % 3 == 1 else {}))
+        return 200, good_answer(body, **({"finish_reason": PLAIN} if body["seed"] % 6 == 1 else {}))
 
     with fake_server(behave) as server:
         words = ["sample.engine=openai", f"sample.endpoint={{model: x, url: '{server.url}'}}"]
@@ -124,8 +124,8 @@ def test_a_server_that_repeats_the_key_spreads_it_nowhere(
         assert cli.main(["sample", "smoke", *(word for text in words for word in ("--set", text))]) == 0
     assert server.headers[0]["Authorization"] == f"Bearer {PLAIN}"
     runs = Path(os.environ["DISTILL_RUNS"])
-    kept = next(runs.glob("smoke/sample-*/quarantine-*.jsonl"))
-    assert "HTTP 400" in kept.read_text() and "finish_reason" in kept.read_text()
+    kept = "".join(path.read_text() for path in runs.glob("smoke/sample-*/quarantine-*.jsonl"))
+    assert "HTTP 400" in kept and "finish_reason" in kept
     out, err = capfd.readouterr()
     assert planted(runs) == [] and "PLANTED" not in out + err
 
