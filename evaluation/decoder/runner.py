@@ -193,7 +193,7 @@ class Runner:
         read behind a text's end is stale, as after a rollback.
         """
         states = []
-        for group in read_together([len(text) for text in texts]):
+        for group in read_together([len(text) for text in texts], start):
             ids = pad_sequence(list(texts[group]), batch_first=True).to(self.device)
             rows = slice(row + group.start, row + group.stop)
             begin = torch.tensor(start[group], device=self.device)
@@ -226,14 +226,20 @@ class Runner:
         return self.head_form.shaped(self.head(hidden).float())
 
 
-def read_together(lengths: Sequence[int]) -> list[slice]:
-    """Runs of texts that fit into one forward of `PREFILL_CHUNK` tokens, padding included; a longer text is a
-    run by itself.
+def read_together(lengths: Sequence[int], starts: Sequence[int]) -> list[slice]:
+    """Runs of texts that fit into one forward of `PREFILL_CHUNK` tokens, padding included, which must not
+    stand behind the furthest text's end: there may be no position. A longer text is a run by itself.
     """
+    furthest = max(start + length for start, length in zip(starts, lengths, strict=True))
+
+    def fits(run: slice) -> bool:
+        width = max(lengths[run])
+        return len(lengths[run]) * width <= PREFILL_CHUNK and max(starts[run]) + width <= furthest
+
     runs: list[slice] = []
     first = 0
     for end in range(1, len(lengths) + 1):
-        if end == len(lengths) or (end + 1 - first) * max(lengths[first : end + 1]) > PREFILL_CHUNK:
+        if end == len(lengths) or not fits(slice(first, end + 1)):
             runs.append(slice(first, end))
             first = end
     return runs

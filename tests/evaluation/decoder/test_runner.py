@@ -85,9 +85,32 @@ def test_texts_are_read_together_as_long_as_they_fit_with_their_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("evaluation.decoder.runner.PREFILL_CHUNK", 10)
-    assert read_together([2, 3, 3, 4, 30, 1, 1]) == [slice(0, 3), slice(3, 4), slice(4, 5), slice(5, 7)]
-    assert read_together([5, 5]) == [slice(0, 2)]
-    assert read_together([5, 6]) == [slice(0, 1), slice(1, 2)]  # 11 tokens would fit, 12 with padding do not
+    assert read_together([2, 3, 3, 4, 30, 1, 1], [0] * 7) == [
+        slice(0, 3),
+        slice(3, 4),
+        slice(4, 5),
+        slice(5, 7),
+    ]
+    assert read_together([5, 5], [0, 0]) == [slice(0, 2)]
+    assert read_together([5, 6], [0, 0]) == [
+        slice(0, 1),
+        slice(1, 2),
+    ]  # 11 tokens would fit, 12 with padding do not
+
+
+def test_no_padding_stands_behind_the_last_position() -> None:
+    """A nearly full row beside one that has much to read: start and width together do not fit."""
+    assert read_together([9, 2], [0, 10]) == [slice(0, 1), slice(1, 2)]
+    assert read_together([9, 2], [4, 10]) == [slice(0, 1), slice(1, 2)]
+    assert read_together([9, 2], [4, 4]) == [slice(0, 2)]
+    generator = torch.Generator().manual_seed(0)
+    full, other = (torch.randint(0, VOCAB, (length,), generator=generator) for length in (64, 20))
+    runner = Runner(llama(), 2, 64)
+    runner.prefill([full[:60]], 1, [0])
+    states = runner.prefill([other, full[60:]], 0, [0, 60])
+    for state, text in zip(states, (other, full), strict=True):
+        alone = Runner(llama(), 1, 64).prefill([text], 0, [0])
+        assert torch.allclose(state, alone[0], atol=1e-4)
 
 
 def test_a_model_that_cannot_roll_back_is_refused_by_name() -> None:
