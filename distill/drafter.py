@@ -56,9 +56,9 @@ class InitConfig(BaseModel):
     left out otherwise."""
     layer_count: int | None = Field(default=None, gt=0)
     """How many layers to keep, chosen by `choose_by`."""
-    choose_by: Literal["even", "importance"] = "even"
-    """`even`: evenly spaced, first and last among them; `importance`: those that change the residual stream
-    most on texts of the select split."""
+    choose_by: Literal["importance", "even"] = "importance"
+    """`importance`: those that change the residual stream most on texts of the select split; `even`: evenly
+    spaced, first and last among them."""
     width: int | None = Field(default=None, gt=0)
     """Hidden size, where narrower than the source: the most active dimensions and neurons are kept."""
 

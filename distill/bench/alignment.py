@@ -52,7 +52,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "layers_2": (_PRUNED, "draft.init.layer_count=2"),
     "layers_4": (_PRUNED, "draft.init.layer_count=4"),
     "layers_6": (_PRUNED, "draft.init.layer_count=6"),
-    "important_4": (_PRUNED, "draft.init.layer_count=4", "draft.init.choose_by=importance"),
+    "even_4": (_PRUNED, "draft.init.layer_count=4", "draft.init.choose_by=even"),
     "chosen_tokens": ("train.learnable_share=0.4",),
     "flat_samples": ("train.flat_share=0.5",),
     "on_policy": ("train.on_policy={share: 0.25}",),

@@ -207,7 +207,7 @@ def test_files_must_exist_and_have_a_plain_name(tmp_path: Path, name: str) -> No
 def test_resolved_recipe_writes_defaults_out() -> None:
     recipe = load_recipe("smoke")
     values: dict[str, Any] = yaml.safe_load(recipe.resolved_yaml())
-    init = {"from": "target", "layers": [0, 3], "layer_count": None, "choose_by": "even", "width": None}
+    init = {"from": "target", "layers": [0, 3], "layer_count": None, "choose_by": "importance", "width": None}
     assert values["draft"]["init"] == init
     assert values["train"]["loss"]["eta"] == 3.0
     assert "name" not in values and isinstance(values["train"]["learning_rate"], float)

@@ -99,11 +99,11 @@ def build(target: Target, **options: Any) -> Any:
 
 def test_drafters_of_chosen_shapes(target: Target) -> None:
     expected = prune(target.model, even_layers(4, 2), target.model.lm_head.weight)
-    even = build(target, layer_count=2)
+    even = build(target, layer_count=2, choose_by="even")
     for name, value in even.model.state_dict().items():
         assert torch.equal(value, expected.model.state_dict()[name])
     chosen = important_layers(measure_activity(target.model, TEXTS).change_L, 2)
-    important = build(target, layer_count=2, choose_by="importance")
+    important = build(target, layer_count=2)
     torch.testing.assert_close(
         important.model.layers[1].mlp.up_proj.weight, target.model.model.layers[chosen[1]].mlp.up_proj.weight
     )
@@ -122,7 +122,7 @@ def test_config_of_layers_and_their_kinds() -> None:
     assert all(init(**options).cuts for options in ({"layers": [0]}, {"layer_count": 2}, {"width": 8}))
     assert set(DraftConfig(init=init(layers=[0])).identity()["init"]) == {"from", "layers"}
     used = DraftConfig(init=init(layer_count=2)).identity()
-    assert used["init"] == {"from": "target", "layers": None, "layer_count": 2, "choose_by": "even"}
+    assert used["init"] == {"from": "target", "layers": None, "layer_count": 2, "choose_by": "importance"}
 
 
 def test_llama_config_keeps_its_heads() -> None:
