@@ -12,7 +12,7 @@ from transformers.training_args import TrainingArguments
 from distill.interrupts import ask
 
 if TYPE_CHECKING:
-    from distill.trainer import DistillTrainer, Run
+    from distill.trainer import DistillTrainer, TrainingRun
 
 HELD_OUT = "held_out"
 """Key of the checks in the trainer state's history, where a checkpoint keeps them."""
@@ -56,7 +56,7 @@ class Interrupts(TrainerCallback):
 class Reporter(TrainerCallback):
     """Hands every step to `report`, with the newest loss and acceptances."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self.newest: dict[str, float] = {}
 

@@ -183,9 +183,9 @@ def train_drafter(
     """
     from accelerate import PartialState
 
-    from distill.choice import forget_reference, keep_flattest, reference_kl
+    from distill.data_selection import forget_reference, keep_flattest, reference_kl
     from distill.sharding import shards_weights
-    from distill.trainer import Run, run_training
+    from distill.trainer import TrainingRun, run_training
 
     processes = PartialState(cpu=target.model.device.type == "cpu")
     check_here("none", config.optimizer, has_gpu=processes.device.type != "cpu")
@@ -238,7 +238,7 @@ def train_drafter(
         drafter_dir.rename(best)
     # A sharded checkpoint is of use to as many processes alone; a whole one to any number
     sharding = [processes.num_processes] if sharded else []
-    run = Run(
+    run = TrainingRun(
         drafter=drafter,
         target=target,
         train=train,

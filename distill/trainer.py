@@ -32,7 +32,7 @@ from distill import interrupts
 from distill.batch_plan import BatchPlan
 from distill.callbacks import HELD_OUT, Checks, Interrupts, Reporter
 from distill.checkpoints import newest_checkpoint, seal
-from distill.choice import chosen_count
+from distill.data_selection import chosen_count
 from distill.head_loss import head_forward, head_inputs
 from distill.heads import row_of_id
 from distill.lora import add_lora, merged, remove_lora
@@ -54,7 +54,7 @@ _GUARDS = "guards"
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """Everything a training run needs, decided by `distill.train`."""
 
     drafter: DraftModel
@@ -77,7 +77,7 @@ class Run:
     callbacks: tuple[TrainerCallback, ...] = ()
 
 
-def run_training(run: Run) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, int]]:
+def run_training(run: TrainingRun) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, int]]:
     """Train, resuming from the newest whole checkpoint; returns all held-out checks, the losses on the way,
     and how many steps were clipped and skipped. The best drafter is in `run.best`."""
     dtype = run.drafter.model.dtype
@@ -124,7 +124,7 @@ class DistillTrainer(SFTTrainer):
     # compute_loss divides by the completion tokens of the whole accumulated batch
     loss_is_scaled_for_ga = True
 
-    def __init__(self, run: Run, save_dtype: torch.dtype) -> None:
+    def __init__(self, run: TrainingRun, save_dtype: torch.dtype) -> None:
         model = run.drafter.model
         device_type = run.target.model.device.type
         mixed = is_mixed(save_dtype, device_type)

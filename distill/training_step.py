@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from data.records import collate, pack
-from distill.choice import most_learnable, token_kl
 from distill.chunked import chunked_loss
+from distill.data_selection import most_learnable, token_kl
 from distill.heads import TargetRows, TopKRows, target_rows
 from distill.loss_config import LossName
 from evaluation.decoder.heads import HeadModel
@@ -19,13 +19,13 @@ from evaluation.head import Head, head_of
 from evaluation.signals import completion_states
 
 if TYPE_CHECKING:
-    from distill.trainer import Run
+    from distill.trainer import TrainingRun
 
 
 class Collator:
     """Turns one row of the plan into the tensors of one batch."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self.samples, self.pad_id, self.reference = run.train, run.target.pad_id, run.reference
         self.make = pack if run.config.packing else collate
         # Medusa's heads read the kept states also where the loss does not.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from data.signals import Signals
 from evaluation.decoder.heads import HeadModel, drafts, read_text
-from evaluation.head import Head, as_head, head_of
+from evaluation.head import Head, as_head, head_of, row_blocks
 from evaluation.signals import completion_states
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from evaluation.decoder.drafters import DraftModel
 
 MEASURES = ("sampled", "argmax", "greedy")
-_BLOCK_ELEMENTS = 1 << 24  # of one [rows, Vd] block of probabilities
 _RESAMPLES = 2000
 
 
@@ -227,9 +226,7 @@ def _three(
     target_hidden = signals.hidden.to(device=device, dtype=head.weight_VH.dtype)
     logsumexp, target_argmax = signals.logsumexp.to(device), signals.argmax.to(device)
     result = torch.empty(3, len(draft_hidden))
-    rows = max(1, _BLOCK_ELEMENTS // len(head))
-    for start in range(0, len(draft_hidden), rows):
-        block = slice(start, start + rows)
+    for block in row_blocks(len(draft_hidden), len(head)):
         draft_logits = _wide(draft_head, draft_hidden[block].to(draft_head.weight_VH.dtype))
         target_logits = _wide(head, target_hidden[block])
         target_probs = (target_logits / temperature - logsumexp[block, None]).exp_()

@@ -17,7 +17,7 @@ from torch import Tensor
 from data.records import collate
 from data.signals import Signals
 from evaluation.acceptance import MEASURES, AcceptanceTable, bootstrap_ratio, prompt_numbers
-from evaluation.head import Head, as_head
+from evaluation.head import Head, as_head, row_blocks
 
 if TYPE_CHECKING:
     from data.records import Batch, Samples
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 POSITION_EDGES = (0, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1 << 30)
 ENTROPY_EDGES = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, float("inf"))
 """In nats: 0.05 is a token that is all but certain, 2 one of seven equally likely ones."""
-_BLOCK_ELEMENTS = 1 << 24
 
 
 @torch.no_grad()
@@ -41,13 +40,12 @@ def target_entropy(
     found = []
     head = as_head(target_head)
     weight = head.weight_VH
-    rows = max(1, _BLOCK_ELEMENTS // len(head))
     for index in range(len(samples)):
         signals = samples.signals(index) if live is None else live(collate(samples, [index], pad_id=0))
         assert isinstance(signals, Signals)
         parts = []
-        for start in range(0, len(signals.hidden), rows):
-            hidden = signals.hidden[start : start + rows].to(device=weight.device, dtype=weight.dtype)
+        for block in row_blocks(len(signals.hidden), len(head)):
+            hidden = signals.hidden[block].to(device=weight.device, dtype=weight.dtype)
             log_probs = (head.logits(hidden) / temperature).log_softmax(-1)
             parts.append(-(log_probs.exp() * log_probs).sum(-1).double().cpu())
         found.append(torch.cat(parts).numpy())

@@ -5,6 +5,7 @@ Shape legend: n, N rows of hidden states; H their width; V ids of the head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+BLOCK_ELEMENTS = 1 << 24
+"""Of one block of logits, 64 MiB in float32: a whole text's would not fit beside a model."""
 
 
 @dataclass(frozen=True)
@@ -102,3 +107,9 @@ def scale_and_cap(config: Any) -> tuple[float, float | None]:
 def as_head(head: Head | Tensor) -> Head:
     """A head, also of one that is given by its weight alone."""
     return head if isinstance(head, Head) else Head(head)
+
+
+def row_blocks(rows: int, ids: int) -> Iterator[slice]:
+    """Slices of `rows` rows, so short that the logits of one over `ids` ids have `BLOCK_ELEMENTS` at most."""
+    size = max(1, BLOCK_ELEMENTS // ids)
+    return (slice(start, start + size) for start in range(0, rows, size))

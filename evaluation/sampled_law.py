@@ -25,7 +25,7 @@ from transformers import DynamicCache
 from evaluation.decoder.heads import HeadModel, drafts, read_text
 from evaluation.decoder.noise import invert
 from evaluation.decoder.sampling import SamplingOptions, probabilities
-from evaluation.head import head_of
+from evaluation.head import head_of, row_blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 CELLS = 4
 POWER = 0.9
-_BLOCK_ELEMENTS = 1 << 24  # of one [rows, V] block of probabilities
 
 
 @dataclass
@@ -101,9 +100,7 @@ def score(
     vocab_size = len(heads[0])
     flat = tokens[:, 1:].reshape(-1)
     found, drawn, distances = [], [], []
-    rows = max(1, _BLOCK_ELEMENTS // vocab_size)
-    for start in range(0, len(flat), rows):
-        block = slice(start, start + rows)
+    for block in row_blocks(len(flat), vocab_size):
         target_probs = probabilities(heads[0].logits(hidden[block]), options).cpu()
         own = heads[1].logits(draft_hidden[block])
         own = _one_hot(own) if argmax else probabilities(own, options)

@@ -14,12 +14,10 @@ from torch import Tensor
 from data.errors import UserError
 from data.records import Batch
 from data.signals import Signals, TopK, concatenate
-from evaluation.head import Head, as_head, head_of
+from evaluation.head import Head, as_head, head_of, row_blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_BLOCK_ELEMENTS = 1 << 24  # of one [rows, V] block of logits
 
 
 def completion_states(
@@ -61,9 +59,7 @@ def signals_of_states(target: PreTrainedModel, hidden: Tensor, temperature: floa
     head = head_of(target)
     logsumexp = torch.empty(len(hidden), dtype=torch.float32, device=device)
     argmax = torch.empty(len(hidden), dtype=torch.int64, device=device)
-    rows = max(1, _BLOCK_ELEMENTS // len(head))
-    for start in range(0, len(hidden), rows):
-        block = slice(start, start + rows)
+    for block in row_blocks(len(hidden), len(head)):
         logits = head.logits(hidden[block])
         argmax[block] = logits.argmax(-1)
         logsumexp[block] = torch.logsumexp(logits.div_(temperature), dim=-1)
@@ -106,9 +102,7 @@ def top_k_of(signals: Signals, head_VH: Head | Tensor, count: int, temperature: 
     """
     parts = []
     head = as_head(head_VH)
-    rows = max(1, _BLOCK_ELEMENTS // len(head))
-    for start in range(0, len(signals), rows):
-        block = slice(start, start + rows)
+    for block in row_blocks(len(signals), len(head)):
         logits = head.logits(signals.hidden[block].to(head.weight_VH)).div_(temperature)
         # Normalised anew, so that the mass adds up to 1 to the last bit that float32 has
         log_probs = logits.sub_(logits.logsumexp(-1, keepdim=True))

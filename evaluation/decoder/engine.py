@@ -75,9 +75,8 @@ class Decoder:
         the same rule). It accepts less than the others and draws a number per id. `stop_strings` are looked
         for in the answer's text, as `tokenizer` decodes it.
         """
-        schedule = num_speculative_tokens
-        if isinstance(schedule, int):
-            schedule = Schedule({1: schedule})
+        wanted = num_speculative_tokens
+        schedule = Schedule({1: wanted}) if isinstance(wanted, int) else wanted
         if (drafter is None) != (schedule.most == 0):
             raise UserError(
                 "speculative decoding needs a drafter and num_speculative_tokens >= 1; plain neither."
@@ -109,8 +108,7 @@ class Decoder:
         self.rows: list[Row] = []
         self.account = Account()
         self.rounds_by_steps: Counter[int] = Counter()
-        self.prefill_seconds = 0.0
-        self.decode_seconds = 0.0
+        self.prefill_seconds = self.decode_seconds = 0.0
 
     @torch.inference_mode()
     def generate(

@@ -23,8 +23,8 @@ from data.engines import SampleRequest
 from data.errors import UserError
 from data.records import SampleRecord, Samples, open_samples, write_shard
 from distill import chunked
+from distill.compatibility import check_compatibility
 from distill.drafter import DraftConfig, InitConfig, build_drafter
-from distill.fit import check_fit
 from distill.models import Target, check_head, load_target, save_drafter
 from distill.models import TargetConfig as Config
 from distill.pipeline import run
@@ -237,7 +237,7 @@ def test_they_are_refused_before_anything_is_sampled(tmp_path: Path) -> None:
         config.max_position_embeddings = 2048
         config.save_pretrained(tmp_path / name)
         with pytest.raises(UserError, match="scales or caps") if refused else nullcontext():
-            check_fit(recipe, tmp_path / name, None)
+            check_compatibility(recipe, tmp_path / name, None)
 
 
 def test_a_head_with_a_bias_is_not_cut(tmp_path: Path) -> None:

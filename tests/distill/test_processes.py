@@ -271,7 +271,7 @@ def test_two_processes_choose_tokens_as_one_does(
     """With a live target: replicated (ddp), or its layers sharded like the drafter's (fsdp2).
 
     A choice is no smooth function: where two tokens nearly tie, rounding decides, and the weights part a
-    little. Which tokens are chosen from the same numbers is tested to the last one in test_choice.py.
+    little. Which tokens are chosen from the same numbers is tested to the last one in test_data_selection.py.
     """
     shared = train(tmp_path, *CHOSEN, "--accelerate", name)
     one, two = (

@@ -48,9 +48,9 @@ def test_states_that_float16_cannot_hold_are_refused() -> None:
 def test_top_k_is_the_targets_law(
     count: int, case: tuple[Signals, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import evaluation.signals
+    import evaluation.head
 
-    monkeypatch.setattr(evaluation.signals, "_BLOCK_ELEMENTS", 5 * V)  # several blocks
+    monkeypatch.setattr(evaluation.head, "BLOCK_ELEMENTS", 5 * V)  # several blocks
     signals, head = case
     found = top_k_of(signals, head, count, 0.7)
     exact = (signals.hidden.double() @ head.double().T / 0.7).log_softmax(-1)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from distill.recipe import Recipe
 
 
-def check_fit(recipe: Recipe, target: Path, init: Path | None) -> None:
+def check_compatibility(recipe: Recipe, target: Path, init: Path | None) -> None:
     """Refuse what would otherwise fail hours later: layers, ids and positions that the models do not have.
 
     `target` and `init` are the models' folders; `init` is None where the drafter is cut out of the target.

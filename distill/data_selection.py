@@ -30,7 +30,7 @@ from distill.heads import TargetRows, TopKRows, row_of_id, target_rows
 from distill.loss_config import LossConfig
 from distill.losses import forward_kl
 from distill.models import load_drafter
-from evaluation.head import Head, as_head, head_of
+from evaluation.head import Head, as_head, head_of, row_blocks
 from evaluation.signals import completion_states, target_signals
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from distill.models import Target
     from distill.train import Report, TrainConfig
     from evaluation.decoder.drafters import DraftModel
-
-_BLOCK_ELEMENTS = 1 << 24  # of one [rows, ids] block of logits
 
 
 def chosen_count(tokens: int, share: float) -> int:
@@ -68,7 +66,7 @@ def token_kl(
     """Forward KL of each token, float32 [N], a block of rows at a time."""
     head = as_head(head_VH)
     result = torch.empty(len(hidden_NH), device=hidden_NH.device)
-    for block in _blocks(len(hidden_NH), len(head)):
+    for block in row_blocks(len(hidden_NH), len(head)):
         draft = (head.logits(hidden_NH[block]) / temperature).log_softmax(-1)
         result[block] = forward_kl(draft, target.log_probs(block, draft, temperature))
     return result
@@ -154,7 +152,7 @@ def _entropy(target: Target, told: Signals, temperature: float) -> Tensor:
     head = head_of(target.model)
     weight = head.weight_VH
     result = torch.empty(len(told), device=weight.device)
-    for block in _blocks(len(told), len(head)):
+    for block in row_blocks(len(told), len(head)):
         logits = head.logits(told.hidden[block].to(weight.device, weight.dtype)) / temperature
         result[block] = torch.special.entr(logits.softmax(-1)).sum(-1)
     return result
@@ -194,8 +192,3 @@ def _batches(
         batch = collate(samples, chosen, target.pad_id)
         told = batch.signals or target_signals(target.model, batch, temperature)
         yield chosen, told, torch.arange(len(chosen)).repeat_interleave(batch.completion_mask[:, 1:].sum(-1))
-
-
-def _blocks(rows: int, ids: int) -> Iterator[slice]:
-    size = max(1, _BLOCK_ELEMENTS // ids)
-    return (slice(start, start + size) for start in range(0, rows, size))

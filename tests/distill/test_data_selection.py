@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 import distill.training_step
 from data.records import Samples
-from distill.choice import chosen_count, keep_flattest, most_learnable, reference_kl, token_kl
 from distill.chunked import chunked_loss
+from distill.data_selection import chosen_count, keep_flattest, most_learnable, reference_kl, token_kl
 from distill.heads import TargetRows, row_of_id, target_rows
 from distill.losses import forward_kl
 from distill.models import Target
