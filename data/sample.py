@@ -161,14 +161,12 @@ def run(
     seed: int,
     directory: Path,
     on_tokens: Callable[[int], None],
-    elsewhere: Sequence[Path] = (),
 ) -> int:
     """Sample into `directory`, shard by shard, until the training split has `config.tokens` tokens; how many
     it has.
 
-    `prompts` come with their token ids. Shards that are on disk are kept and counted, and so are those of
-    finished samplings `elsewhere` that had the same plan: it does not depend on the budget. `on_tokens` hears
-    the new tokens of the training split. Raises UserError when the training prompts end far below the budget.
+    `prompts` come with their token ids. Shards that are on disk are kept and counted. `on_tokens` hears the
+    new tokens of the training split. Raises UserError when the training prompts end far below the budget.
     """
     directory.mkdir(parents=True, exist_ok=True)
     drop_damaged_shards(directory)
@@ -177,8 +175,6 @@ def run(
         path = shard_path(directory, index)
         training = shard[0].prompt.split == "train"
         heard = on_tokens if training else _unheard
-        if not path.exists():
-            adopt_shard(directory, index, elsewhere)
         if path.exists():
             count = sum(record.completion_tokens for record in read_records(path))
             heard(count)
@@ -212,7 +208,6 @@ def run_share(
     on_tokens: Callable[[int], None],
     share: int,
     shares: int,
-    elsewhere: Sequence[Path] = (),
 ) -> None:
     """One process's part of a sampling that `shares` processes do together: every `shares`-th shard of the
     one plan, from number `share` on, until the shards without a gap reach the budget. `run` then counts them
@@ -244,8 +239,6 @@ def run_share(
             if enough():
                 break
             if not shard_path(directory, index).exists():
-                adopt_shard(directory, index, elsewhere)
-            if not shard_path(directory, index).exists():
                 training = shards[index][0].prompt.split == "train"
                 sample_shard(shards[index], engine, config, directory, index, heard if training else _unheard)
 
@@ -270,19 +263,6 @@ def drop_shards_after(directory: Path, last: int) -> None:
 
 def _unheard(count: int) -> None:
     """Held-out tokens are no part of the budget that progress is shown of."""
-
-
-def adopt_shard(directory: Path, index: int, elsewhere: Sequence[Path]) -> None:
-    """Link shard `index` of another sampling into `directory`, where one of `elsewhere` has it."""
-    for folder in elsewhere:
-        shard = shard_path(folder, index)
-        if shard.exists() and not shard_fault(shard):
-            # The shard is whole once its records are there.
-            for path in (quarantine_path(shard), signals_path(shard), shard):
-                if path.exists():
-                    (directory / path.name).unlink(missing_ok=True)
-                    (directory / path.name).hardlink_to(path)
-            return
 
 
 def sample_shard(

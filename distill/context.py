@@ -49,6 +49,8 @@ class Run:
     """Closed when the run ends, with the error that ended it."""
     processes: "Processes | None" = None
     """Those that share sampling and training; None where this process does all."""
+    afresh: bool = False
+    """Sample anew, also what finished samplings hold."""
 
     @property
     def cache(self) -> Path:

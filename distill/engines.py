@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from data.engines import Completion, Failure, SampleRequest, SamplingEngine
 from data.openai_api import AnswerReader
 from data.records import read_records, shard_path
-from data.sample import SampleConfig, adopt_shard, plan
+from data.sample import SampleConfig, plan
 from data.signals import Signals, TopK
 from distill.identity import model_form
 from distill.model_files import read_config
@@ -84,11 +84,11 @@ def can_share(config: SampleConfig) -> bool:
     return config.engine == "builtin" and config.drafter is None
 
 
-def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEngine:
+def make_engine(run: Run, folder: Path) -> SamplingEngine:
     """The engine of `run`'s recipe for the sampling stage in `folder`.
 
-    `elsewhere` holds other samplings of which shards are taken over. Raises `UserError` where what the engine
-    needs is not there; the engine `batch` also where a file has to be filled in first.
+    Raises `UserError` where what the engine needs is not there; the engine `batch` also where a file has to
+    be filled in first.
     """
     config = run.recipe.sample
     max_length = run.recipe.data.max_prompt_tokens + config.max_new_tokens
@@ -102,7 +102,7 @@ def make_engine(run: Run, folder: Path, elsewhere: Sequence[Path]) -> SamplingEn
 
         assert config.endpoint is not None
         engine = BatchFileEngine(folder / "batch", config.endpoint, answer_reader(run))
-        engine.hand_off(planned_shards(run, folder, elsewhere), config.max_new_tokens, config.tokens)
+        engine.hand_off(planned_shards(run, folder), config.max_new_tokens, config.tokens)
         return engine
     if config.engine == "vllm":
         from data.vllm_engine import VllmConfig, VllmEngine
@@ -185,17 +185,13 @@ def answer_reader(run: Run) -> AnswerReader:
     return AnswerReader(encode, eos_ids, own if own in eos_ids else eos_ids[0], model.vocab_size)
 
 
-def planned_shards(
-    run: Run, folder: Path, elsewhere: Sequence[Path]
-) -> Iterator[tuple[bool, int, list[tuple[SampleRequest, float]]]]:
+def planned_shards(run: Run, folder: Path) -> Iterator[tuple[bool, int, list[tuple[SampleRequest, float]]]]:
     """Of each planned shard whether it is of the training split, its completion tokens where `folder` has it
     (0 where not), and what is missing: its requests with their temperatures.
     """
     config = run.recipe.sample
     for index, shard in enumerate(plan(run.prompts, config, held_out=run.held_out, seed=run.recipe.seed)):
         path, training = shard_path(folder, index), shard[0].prompt.split == "train"
-        if not path.exists():
-            adopt_shard(folder, index, elsewhere)
         if path.exists():
             yield training, sum(record.completion_tokens for record in read_records(path)), []
         else:

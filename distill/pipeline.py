@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
 from data.files import canonical_hash, drop_abandoned, write_atomic, write_json
+from distill.compatibility import check_compatibility
 from distill.context import Run, samples_digest
-from distill.fit import check_fit
 from distill.identity import environment
 from distill.model_files import out_of_memory
 from distill.progress import Progress
@@ -72,12 +72,12 @@ def run(
         write_atomic(root / "recipe.yaml", recipe.resolved_yaml())
         drop_abandoned(runs_dir / "cache")
         started = time.monotonic()
-        run = Run(recipe, runs_dir, say, stack, processes)
+        run = Run(recipe, runs_dir, say, stack, processes, afresh=fresh and command in ("run", "sample"))
         if killed:
             run.end_killed()
         stages = run.stages
         if stages["train"].manifest() is None:
-            check_fit(recipe, run.target_folder, run.init_folder)
+            check_compatibility(recipe, run.target_folder, run.init_folder)
         result = Result(recipe, round(time.monotonic() - started, 3))
         for name in NEEDS[command]:
             notes: list[str] = []

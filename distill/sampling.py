@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.files import write_atomic, write_json
-from data.sample import PAGE, SUMMARY, drop_damaged_shards
+from data.sample import PAGE, SUMMARY, drop_damaged_shards, plan
 from data.sample import run as run_sampling
 from data.sample_summary import budget_notes, sample_metrics, sample_notes
+from data.take_over import take_over
 from distill.context import Run
 from distill.engines import EngineOnDemand, can_share, make_engine
 from distill.processes import run_stage_in
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 def sample(run: Run, folder: Path, tracker: Tracker) -> list[str]:
     """The target's own answers as token ids, with the hidden states that chose each token."""
     config = run.recipe.sample
-    elsewhere = run.stages["sample"].siblings(besides=("config", "sample", "tokens"))
     shared = run.processes is not None and can_share(config)
     run.say(f"sample: {run.held_out} held-out prompts a kind first, then {config.tokens:,} training tokens")
+    if not run.afresh:
+        _take_over(run, folder)
     with Progress("sample", config.tokens) as progress:
         if shared:
             assert run.processes is not None
@@ -41,7 +43,7 @@ def sample(run: Run, folder: Path, tracker: Tracker) -> list[str]:
                 lambda message: progress.advance(message["tokens"]),
             )
         # After several processes all shards are there: they are counted, and what was sampled ahead goes
-        engine = EngineOnDemand(partial(make_engine, run, folder, elsewhere))
+        engine = EngineOnDemand(partial(make_engine, run, folder))
         tokens = run_sampling(
             run.prompts,
             engine,
@@ -50,7 +52,6 @@ def sample(run: Run, folder: Path, tracker: Tracker) -> list[str]:
             seed=run.recipe.seed,
             directory=folder,
             on_tokens=(lambda count: None) if shared else progress.advance,
-            elsewhere=elsewhere,
         )
     summary = _describe_samples(run, folder)
     tracker.log_metrics({"sample/tokens": tokens, **sample_metrics(summary)})
@@ -61,6 +62,21 @@ def sample(run: Run, folder: Path, tracker: Tracker) -> list[str]:
         tracker.log_metrics({f"sample/speedup_t{gain.temperature:g}": gain.speedup})
     short = budget_notes(tokens, config.tokens)
     return [*sample_notes(summary), *short, *(gain.note() for gain in gains)]
+
+
+def _take_over(run: Run, folder: Path) -> None:
+    """Link what finished samplings of any recipe here hold of this one's shards: they differ in their budget
+    and in how many prompts they hold out at most.
+    """
+    elsewhere = run.stages["sample"].siblings(
+        besides=[("config", "sample", "tokens"), ("config", "held_out")]
+    )
+    if not elsewhere:
+        return
+    shards = plan(run.prompts, run.recipe.sample, held_out=run.held_out, seed=run.recipe.seed)
+    drop_damaged_shards(folder)
+    if taken := take_over(shards, elsewhere, folder):
+        run.say(f"sample: {taken} shards were sampled before ({', '.join(map(str, elsewhere))})")
 
 
 def _describe_samples(run: Run, folder: Path) -> dict[str, Any]:

@@ -85,15 +85,15 @@ class Stage:
         """What `inputs.json` holds: the parts of the key, and the contents of the stages before."""
         return {**self._identity(), "contents": {stage.name: stage.content() for stage in self.upstream}}
 
-    def siblings(self, besides: Sequence[str]) -> list[Path]:
-        """Folders of this recipe's other, finished and undamaged runs of the stage whose inputs differ in one
-        place alone.
+    def siblings(self, besides: Sequence[Sequence[str]]) -> list[Path]:
+        """Folders of other finished and undamaged runs of the stage, of any recipe, whose inputs differ in
+        some places at most.
 
-        `besides` names the place as keys into `inputs.json`, outermost first.
+        `besides` names the places as keys into `inputs.json`, outermost first.
         """
         wanted = _without(_plain(self.inputs()), besides)
         found = []
-        for folder in sorted(self.root.glob(f"{self.name}-*")):
+        for folder in sorted(self.root.parent.glob(f"*/{self.name}-{'[0-9a-f]' * 16}")):
             inputs, manifest = _read_json(folder / INPUTS), _read_manifest(folder)
             if folder == self.directory or inputs is None or manifest is None:
                 continue
@@ -331,12 +331,14 @@ def _is_entry(name: str, entry: Any) -> bool:
     return isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
 
 
-def _without(tree: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """A copy of nested mappings without what stands at `keys`."""
-    first, *rest = keys
-    kept = {key: value for key, value in tree.items() if key != first}
-    if rest and isinstance(tree.get(first), Mapping):
-        kept[first] = _without(tree[first], rest)
+def _without(tree: Mapping[str, Any], places: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """A copy of nested mappings without what stands at `places`, each a path of keys."""
+    kept = dict(tree)
+    for first, *rest in places:
+        if not rest:
+            kept.pop(first, None)
+        elif isinstance(kept.get(first), Mapping):
+            kept[first] = _without(kept[first], [rest])
     return kept
 
 

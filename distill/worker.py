@@ -86,10 +86,9 @@ def _sample(run: Any, folder: Path, share: int, shares: int, emit: Emit) -> None
     from data.sample import run_share
     from distill.engines import make_engine
 
-    elsewhere = run.stages["sample"].siblings(besides=("config", "sample", "tokens"))
     run_share(
         run.prompts,
-        make_engine(run, folder, elsewhere),
+        make_engine(run, folder),
         run.recipe.sample,
         held_out=run.held_out,
         seed=run.recipe.seed,

@@ -100,19 +100,24 @@ def bench_kinds(recipes: Sequence[Recipe], runs_dir: Path, say: Say) -> dict[str
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
-    """Raise `UserError` unless every run is trained, for one target and on one set of samples."""
+    """Raise `UserError` unless every run is trained, for one target and on one set of samples, whatever each
+    keeps of the target's signals.
+    """
     contents = {}
     for run in runs:
         name = run.recipe.name
         if run.stages["train"].manifest() is None:
             raise UserError(f"recipe {name} has no trained drafter here: run `distill train {name}` first.")
-        contents[name] = (run.stages["sample"].content(), run.recipe.serving)
+        manifest = run.stages["sample"].manifest()
+        assert manifest is not None, "what is trained was sampled"
+        texts = {file: entry for file, entry in manifest["files"].items() if file.endswith(".parquet")}
+        contents[name] = (texts, run.recipe.serving)
     first, *others = contents
     for name in others:
         if contents[name] != contents[first]:
             raise UserError(
                 f"recipes {first} and {name} differ in their samples or serving mode, so their drafters do "
-                "not compare: give both the same target, data, sample and serving sections, and signal."
+                "not compare: give both the same target, data, sample and serving sections."
             )
 
 

@@ -13,8 +13,9 @@ from data.errors import UserError
 from data.prompts import Prompt
 from data.records import open_samples, shard_path
 from data.sample import SampleConfig, plan, run, sample_seed
-from data.sample_summary import budget_notes, quarantine_path
+from data.sample_summary import budget_notes
 from data.signals import Signals
+from data.take_over import take_over
 
 
 class ScriptedEngine:
@@ -59,18 +60,16 @@ CONFIG = SampleConfig(temperature=[0.0, 1.0], max_new_tokens=8, tokens=400, batc
 
 
 def sample(
-    directory: Path, engine: ScriptedEngine, config: SampleConfig = CONFIG, elsewhere: Sequence[Path] = ()
+    directory: Path,
+    engine: ScriptedEngine,
+    config: SampleConfig = CONFIG,
+    elsewhere: Sequence[Path] = (),
+    held_out: int = 5,
 ) -> int:
     heard: list[int] = []
+    take_over(plan(prompts(), config, held_out=held_out, seed=1), elsewhere, directory)
     total = run(
-        prompts(),
-        engine,
-        config,
-        held_out=5,
-        seed=1,
-        directory=directory,
-        on_tokens=heard.append,
-        elsewhere=elsewhere,
+        prompts(), engine, config, held_out=held_out, seed=1, directory=directory, on_tokens=heard.append
     )
     assert sum(heard) == total  # progress counts the training tokens, as the budget does
     return total
@@ -196,16 +195,6 @@ def test_a_shard_of_failures_alone_ends_the_work_and_is_not_written(tmp_path: Pa
     with pytest.raises(UserError, match=r"all 5 samples of a shard failed.*no luck"):
         sample(tmp_path, ScriptedEngine(fails=lambda request: True))
     assert not list(tmp_path.glob("samples-*"))
-
-
-def test_quarantine_goes_along_when_a_shard_is_taken_over(tmp_path: Path) -> None:
-    sample(tmp_path / "one", ScriptedEngine(fails=lambda request: request.prompt[0] % 10 == 3))
-    none = ScriptedEngine()
-    sample(tmp_path / "two", none, elsewhere=[tmp_path / "one"])
-    assert not none.asked
-    summaries = [(tmp_path / name / "samples.json").read_text() for name in ("one", "two")]
-    assert summaries[0] == summaries[1]
-    assert quarantine_path(shard_path(tmp_path / "two", 0)).exists()
 
 
 class EndingEngine:

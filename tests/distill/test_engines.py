@@ -13,7 +13,7 @@ from data.errors import UserError
 from data.records import SampleRecord, open_samples
 from distill.pipeline import Result, run
 from distill.preflight import check
-from distill.recipe import RecipeError, load_recipe
+from distill.recipe import RECIPES, RecipeError, load_recipe
 from tests.data.fake_server import Fake, fake_server
 
 SMALL = [
@@ -69,6 +69,26 @@ def test_a_recipe_samples_from_a_server_without_loading_the_target(
             again = sample(tmp_path, *to(other))
         assert again.outcomes["sample"].stage.key == first.key and again.outcomes["sample"].resumed
         assert records(again) == found and 0 < len(other.asked) < asked
+
+
+def test_recipes_share_their_samples_until_one_begins_afresh(tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text((RECIPES / "smoke.yaml").read_text())
+    said: list[str] = []
+
+    def sample_other(fake: Fake, *overrides: str, fresh: bool = False) -> Result:
+        recipe = load_recipe(str(other), [*SMALL, *to(fake), *overrides])
+        return run(recipe, tmp_path, "sample", fresh=fresh, say=said.append)
+
+    with fake_server(lambda body, times: (200, answer(body))) as fake:
+        first = records(sample(tmp_path, *to(fake)))
+        asked = len(fake.asked)
+        assert records(sample_other(fake)) == first and len(fake.asked) == asked > 0
+        assert any("were sampled before" in text and "smoke/sample-" in text for text in said)
+        sample_other(fake, "evaluate.prompts=3")
+        held_out = 3 + 2 * 3 + 2 * 3  # test prompts at both temperatures
+        assert len(fake.asked) == asked + held_out
+        assert records(sample_other(fake, fresh=True)) == first and len(fake.asked) == 2 * asked + held_out
 
 
 def test_hidden_signals_from_an_engine_that_has_none_are_refused_before_any_work() -> None:
@@ -134,7 +154,7 @@ def test_the_engine_of_a_server_keeps_the_targets_own_end(tmp_path: Path) -> Non
 
     with fake_server(lambda body, times: (200, {})) as fake, ExitStack() as stack:
         shared = Run(load_recipe("smoke", [*SMALL, *to(fake)]), tmp_path, quiet, stack)
-        engine = make_engine(shared, tmp_path, [])
+        engine = make_engine(shared, tmp_path)
         assert isinstance(engine, EndpointEngine)
         assert engine.reader.eos_ids == shared.target.eos_ids == (engine.reader.eos_id,)
         assert engine.reader.vocab_size == shared.target.model.config.vocab_size

@@ -99,7 +99,8 @@ def test_only_trained_drafters_on_the_same_samples_race(results: dict[str, Resul
         bench.bench_kinds([recipe_of("medusa"), recipe_of("model")], runs, quiet)
 
     def trained(name: str, content: str) -> Any:
-        stage = SimpleNamespace(manifest=lambda: {}, content=lambda: content)
+        files = {"samples-00000.parquet": content, "samples.html": name}
+        stage = SimpleNamespace(manifest=lambda: {"files": files})
         recipe = SimpleNamespace(name=name, serving=recipe_of("medusa").serving)
         return SimpleNamespace(recipe=recipe, stages={"train": stage, "sample": stage})
 

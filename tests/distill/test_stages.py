@@ -120,15 +120,18 @@ def test_unreadable_manifest_is_no_commit_mark(tmp_path: Path, text: str) -> Non
     assert run(stage, work)[0].skipped
 
 
-def test_siblings_differ_in_the_place_named_alone_and_are_whole(tmp_path: Path) -> None:
-    def stage(tokens: int, temperature: float = 0.0) -> Stage:
-        return make(tmp_path, sample={"tokens": tokens, "temperature": temperature})
+def test_siblings_differ_in_the_places_named_alone_and_are_whole(tmp_path: Path) -> None:
+    def stage(tokens: int, temperature: float = 0.0, recipe: str = "one") -> Stage:
+        return make(tmp_path / recipe, sample={"tokens": tokens, "temperature": temperature})
 
-    place = ("config", "sample", "tokens")
+    place = [("config", "sample", "tokens")]
+    hotter = [*place, ("config", "sample", "temperature")]
     run(stage(1), Work())
     run(stage(1, temperature=1.0), Work())
     assert stage(2).siblings(place) == [stage(1).directory]
     assert stage(1).siblings(place) == []  # itself is none
+    assert stage(1, recipe="other").siblings(place) == [stage(1).directory]
+    assert stage(1).siblings(hotter) == [stage(1, temperature=1.0).directory]
     stopped = Work()
     stopped.stop = True
     with pytest.raises(KeyboardInterrupt):
