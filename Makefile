@@ -63,7 +63,7 @@ ui: $(STAMP) ## Open MLflow on http://127.0.0.1:5000
 bench: $(STAMP) ## Measure the decoder beside transformers and llama.cpp, on a recipe's trained pair
 	$(TOP) bench decoder "$$RECIPE" $(ARGS)
 
-bench-gpu: $(STAMP) ## Measure the decoder on one GPU, random weights in the shapes of Llama 8B and 1B (8 minutes)
+bench-gpu: $(STAMP) ## Measure the decoder on one GPU, random weights in the shapes of Llama 8B and 1B (begins nothing after 8 minutes)
 	$(TOP) bench gpu $(ARGS)
 
 benchtraining: $(STAMP) ## Measure a training step beside those of trl, on the GPU where there is one
