@@ -252,6 +252,13 @@ def drop_damaged_shards(directory: Path) -> None:
             shard.unlink()
 
 
+def kept_tokens(directory: Path) -> int:
+    """Completion tokens of the training split in the shards that are there."""
+    shards = sorted(directory.glob("samples-*.parquet"))
+    records = (record for shard in shards for record in read_records(shard))
+    return sum(record.completion_tokens for record in records if record.split == "train")
+
+
 def drop_shards_after(directory: Path, last: int) -> None:
     """Delete the shards past number `last`: a process may have sampled ahead of the end."""
     index = last + 1

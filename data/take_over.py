@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from data.files import commit_file
 from data.records import read_records, shard_fault, shard_path, signals_path
 from data.sample import PlannedSample
 from data.sample_summary import quarantine_path
@@ -48,4 +50,14 @@ def _link(shard: Path, directory: Path) -> None:
     for path in (quarantine_path(shard), signals_path(shard), shard):
         (directory / path.name).unlink(missing_ok=True)
         if path.exists():
-            (directory / path.name).hardlink_to(path)
+            _link_or_copy(path, directory / path.name)
+
+
+def _link_or_copy(path: Path, to: Path) -> None:
+    """Folders may stand on different disks, belong to others, or know no links."""
+    try:
+        to.hardlink_to(path)
+    except OSError:
+        temporary = to.with_name(f"{to.name}.tmp")
+        shutil.copyfile(path, temporary)
+        commit_file(temporary, to)

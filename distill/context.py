@@ -229,6 +229,8 @@ class Run:
             "train": recipe.train.identity(),
             "metric": self.metric,
         }
+        if recipe.train.signal == "live":  # kept signals have it in the samples' key
+            trained["temperature"] = self.signal_temperature
         train = Stage("train", root, trained, {"init": self._init_digest()}, (sample,))
         measured = {"seed": recipe.seed, "evaluate": part["evaluate"], "serving": part["serving"]}
         evaluate = Stage("evaluate", root, measured, {"machine": machine()}, (sample, train))

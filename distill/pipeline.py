@@ -234,12 +234,13 @@ def select(run: Run, folder: Path, tracker: "Tracker") -> None:
     name = tracker.model_name()
     trained = run.stages["train"].manifest()
     assert trained is not None, "what is selected was trained"
-    minutes = trained["seconds"] / 60
+    # Of a training in several sessions the last one's alone are known
+    minutes = {} if trained.get("resumed") else {"train/minutes": trained["seconds"] / 60}
 
     def register() -> "Candidate":
         return tracker.register_candidate(
             run.stages["train"].directory / "drafter",
-            {**candidate_metrics(evaluation), "train/minutes": minutes},
+            {**candidate_metrics(evaluation), **minutes},
             candidate_params(recipe.resolved(), evaluation, recipe.name),
             f"{recipe.name} test prompts",
             evaluation["data_digest"],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.files import write_atomic, write_json
-from data.sample import PAGE, SUMMARY, drop_damaged_shards, plan
+from data.sample import PAGE, SUMMARY, drop_damaged_shards, kept_tokens, plan
 from data.sample import run as run_sampling
 from data.sample_summary import budget_notes, sample_metrics, sample_notes
 from data.take_over import take_over
@@ -34,6 +34,7 @@ def sample(run: Run, folder: Path, tracker: Tracker) -> list[str]:
         if shared:
             assert run.processes is not None
             drop_damaged_shards(folder)
+            progress.advance(kept_tokens(folder))
             run_stage_in(
                 run.processes,
                 "sample",

@@ -171,7 +171,7 @@ def run_stage(stage: Stage, work: Callable[[Path], None], *, fresh: bool, say: S
     started = time.monotonic()
     work(stage.directory)
     seconds = round(time.monotonic() - started, 3)
-    _commit(stage, seconds)
+    _commit(stage, seconds, resumed)
     return Outcome(stage, seconds, resumed=resumed, notes=notes)
 
 
@@ -221,7 +221,7 @@ def _taken(stream: TextIO) -> str:
     return ""
 
 
-def _commit(stage: Stage, seconds: float) -> None:
+def _commit(stage: Stage, seconds: float, resumed: bool) -> None:
     shutil.rmtree(stage.directory / SCRATCH, ignore_errors=True)
     drop_leftovers(stage.directory)
     files = {
@@ -233,6 +233,7 @@ def _commit(stage: Stage, seconds: float) -> None:
         "key": stage.key,
         "files": files,
         "seconds": seconds,
+        "resumed": resumed,  # then the seconds are those of the last session alone
         "environment": environment(),
     }
     write_json(stage.directory / MANIFEST, manifest)

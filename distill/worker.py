@@ -84,11 +84,11 @@ def work(stage: str, recipe: Path, runs_dir: Path, folder: Path, emit: Emit) -> 
 
 def _sample(run: Any, folder: Path, share: int, shares: int, emit: Emit) -> None:
     from data.sample import run_share
-    from distill.engines import make_engine
+    from distill.engines import EngineOnDemand, make_engine
 
     run_share(
         run.prompts,
-        make_engine(run, folder),
+        EngineOnDemand(partial(make_engine, run, folder)),
         run.recipe.sample,
         held_out=run.held_out,
         seed=run.recipe.seed,

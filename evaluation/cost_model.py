@@ -79,20 +79,19 @@ def predict_speedup(
     rounds_by_steps: Sequence[int],
     *,
     rounds_per_text: float | None = None,
-    siblings: int = 0,
+    columns_beside: int = 0,
     cost_ratio: float | None = None,
 ) -> float:
     """Speedup that the cost model expects: tokens per target call over a round's mean cost in target steps.
 
-    `rounds_by_steps[n]` rounds had n draft steps, and all together `siblings` beside them, which are taken as
-    spread evenly over those that drafted. With
-    `rounds_per_text`, each answer also costs the drafter's reading of its prompt. `cost_ratio` as in
-    `round_cost`; a look-up reads nothing.
+    `rounds_by_steps[n]` rounds had n draft steps, and all together `columns_beside` more than those to check,
+    which are taken as spread evenly over those that drafted. With `rounds_per_text`, each answer also costs
+    the drafter's reading of its prompt. `cost_ratio` as in `round_cost`; a look-up reads nothing.
     """
     from evaluation.speed import verify_overhead
 
     total = sum(rounds * round_cost(costs, steps, cost_ratio) for steps, rounds in enumerate(rounds_by_steps))
-    beside = siblings / max(sum(rounds_by_steps[1:]), 1)
+    beside = columns_beside / max(sum(rounds_by_steps[1:]), 1)
     for steps, rounds in enumerate(rounds_by_steps[1:], start=1):
         total += rounds * (verify_overhead(costs, steps + beside) - verify_overhead(costs, steps))
     cost = total / sum(rounds_by_steps)

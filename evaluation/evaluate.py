@@ -209,7 +209,7 @@ def predicted(row: Mapping[str, Any], costs: Mapping[str, Any], cost_ratio: floa
         costs,
         row["rounds_by_steps"],
         rounds_per_text=row["rounds_per_text"],
-        siblings=row["siblings"] if cost_ratio is None else 0,
+        columns_beside=row["columns_beside"] if cost_ratio is None else 0,
         cost_ratio=0.0 if row["drafter"] == "ngram" else cost_ratio,
     )
 

@@ -17,7 +17,7 @@ _NAME = re.compile(
     r"(before/)?acceptance/((un)?seen/t[\d.e-]+/[\w-]+/)?(sampled|argmax|greedy)|"
     r"(before/)?acceptance/(sampled|argmax|greedy)_temperature|"
     rf"speed/{_ROW}(speedup(_low|_high)?|predicted_speedup|(plain_)?tokens_per_second|t[tp][fo]t_ms_p(50|95))|"
-    r"speed/(cost_ratio|(verify_overhead/k|predicted_best_k/b|predicted_best_speedup/b)\d+)|"
+    r"draft/bytes|speed/((first_)?cost_ratio|(verify_overhead/k|predicted_best_k/b|predicted_best_speedup/b)\d+)|"
     rf"decode/{_ROW}(tokens_per_target_call|acceptance_rate|bugs|prompts|(un)?conditional_acceptance/pos_\d+)|"
     r"decode/(num_speculative_tokens|stops_early)|"
     r"lossless/(holds|law_p_value|plain_p_value|smallest_leak|self_draft_acceptance)|"
@@ -132,8 +132,7 @@ def as_served(
 
 
 def candidate_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten evaluation.json into the metric names of DESIGN section 2: acceptance/, decode/, speed/
-    (finite only).
+    """Flatten evaluation.json into metric names: acceptance/, decode/, speed/ and others (finite only).
 
     The unprefixed names are the headline (the best K on the split that `best` names); every single row
     stands under its own name too, e.g. `acceptance/unseen/t1/json/sampled` or
@@ -256,5 +255,9 @@ def _depth(draft: Mapping[str, Any]) -> str:
         return f"{draft.get('heads')} heads"
     if draft.get("kind") == "eagle":
         return "1 on features"
-    layers = (draft.get("init") or {}).get("layers")
-    return ",".join(str(layer) for layer in layers) if layers else "all"
+    init = draft.get("init") or {}
+    if init.get("layers"):
+        kept = ",".join(str(layer) for layer in init["layers"])
+    else:
+        kept = f"{init['layer_count']} by {init['choose_by']}" if init.get("layer_count") else "all"
+    return f"{kept}, width {init['width']}" if init.get("width") else kept

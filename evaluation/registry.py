@@ -205,9 +205,8 @@ def _by_position(metrics: Mapping[str, float]) -> tuple[float, ...]:
 
 
 def _by_batch(metrics: Mapping[str, float]) -> tuple[BatchSpeed, ...]:
-    """What was measured of the headline's drafter and K, and else what is predicted."""
-    drafter = "adaptive" if metrics.get("decode/stops_early") else "model"
-    own = rf"speed/\w+/{drafter}/k{metrics.get('decode/num_speculative_tokens', 0):.0f}/b(\d+)/speedup"
+    """What was measured, with the K that the cost model found best there, and else what it predicts."""
+    own = r"speed/\w+/model/k\d+/b(\d+)/speedup"
     found: dict[int, BatchSpeed] = {}
     for pattern in (r"speed/predicted_best_speedup/b(\d+)", own):
         for name, value in metrics.items():

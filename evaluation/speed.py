@@ -34,12 +34,13 @@ CHAIN_FROM = 0.5  # no token but the drafter's first choice can be more likely
 
 @dataclass
 class Timing:
-    """What one decoder answered, in the order of the requests, and how many rounds took so many draft
-    steps.
+    """What one decoder answered, in the order of the requests, how many rounds took so many draft steps, and
+    how many columns beside the longest path they checked together.
     """
 
     outputs: list[Output] = field(default_factory=list)
     rounds_by_steps: Counter[int] = field(default_factory=Counter)
+    columns_beside: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -66,16 +67,27 @@ def race(
     """
     timings = {name: Timing() for name in decoders}
     names = list(decoders)
-    warm_up = [Request(r.prompt, min(8, r.max_new_tokens), r.seed) for r in groups[0]]
-    for name in names:
-        decoders[name].generate(warm_up)
+    for decoder in decoders.values():
+        warm_up(decoder, groups[0])
     for number, group in enumerate(groups):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             timings[name].outputs += decoders[name].generate(group, keep_full=True)
             timings[name].rounds_by_steps += decoders[name].rounds_by_steps
+            timings[name].columns_beside += decoders[name].columns_beside
         on_group()
     return timings
+
+
+def warm_up(decoder: Decoder, group: Sequence[Request]) -> None:
+    """Eight tokens of each row; where rounds are captured, all of them twice: a graph is taken when its shape
+    comes for the second time, and that should not be timed.
+    """
+    if decoder.graphs is None:
+        decoder.generate([Request(r.prompt, min(8, r.max_new_tokens), r.seed) for r in group])
+        return
+    for _ in range(2):
+        decoder.generate(group, keep_full=True)
 
 
 def speedup(plain: Timing, speculative: Timing, *, seed: int) -> dict[str, float]:
@@ -96,8 +108,9 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
 
     `conditional_acceptance[i]`: accepted at position i among the rounds that proposed it and accepted all
     before it; `unconditional_acceptance[i]`: among all rounds that proposed it. `siblings` of the `drafted`
-    tokens stood beside a tree's longest path. Tokens per target call include the bonus token and not the
-    prefill's token; the interval is a bootstrap over rows.
+    tokens stood beside a tree's longest path; `columns_beside` counts those of each round's widest row.
+    Tokens per target call include the bonus token and not the prefill's token; the interval is a bootstrap
+    over rows.
     """
     outputs = [output for output in timing.outputs if output.rounds]
     rounds = [pair for output in outputs for pair in counted_rounds(output)]
@@ -113,6 +126,7 @@ def drafting(timing: Timing, count: int, *, seed: int) -> dict[str, Any]:
         "acceptance_rate": sum(a for _, a in rounds) / proposed if proposed else 0.0,
         "drafted": proposed,
         "siblings": siblings,
+        "columns_beside": timing.columns_beside,
         "rounds": len(rounds),
         "rounds_per_text": len(rounds) / max(len(outputs), 1),
         "rounds_by_steps": [timing.rounds_by_steps[steps] for steps in range(count + 1)],

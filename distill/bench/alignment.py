@@ -224,14 +224,16 @@ def ngram_table(run: Run, samples: Samples) -> AcceptanceTable:
         if not isinstance(told, Signals):  # not kept, or the most likely ids alone
             told = target_signals(run.target.model, batch, temperature)
         places = [place for place, trained in enumerate(record.completion_mask) if trained]
-        ids = torch.tensor([(drafter.look_up(record.input_ids[:place], 1) or [-1])[0] for place in places])
+        found = [(drafter.look_up(record.input_ids[:place], 1) or [-1])[0] for place in places]
+        device = head.weight_VH.device
+        ids, hidden = torch.tensor(found, device=device), told.hidden.to(device)
         own = head.rows(ids.clamp(min=0))
-        product = (told.hidden.to(own.weight_VH.dtype) * own.weight_VH).sum(-1).float()
+        product = (hidden.to(own.weight_VH.dtype) * own.weight_VH).sum(-1).float()
         logits = own.shaped(product if own.bias_V is None else product + own.bias_V.float()) / temperature
-        probs = torch.where(ids >= 0, (logits - told.logsumexp).exp(), 0.0).clamp(max=1).cpu()
-        owner = torch.full((len(places),), index)
-        for column, values in zip(columns, (probs, (ids == told.argmax.cpu()).float(), owner), strict=True):
-            column.append(values)
+        probs = torch.where(ids >= 0, (logits - told.logsumexp.to(device)).exp(), 0.0).clamp(max=1)
+        owner, right = torch.full((len(places),), index), (ids == told.argmax.to(device)).float()
+        for column, values in zip(columns, (probs, right, owner), strict=True):
+            column.append(values.cpu())
     accepted, greedy, owner = (torch.cat(column) for column in columns)
     return AcceptanceTable(accepted, accepted, greedy, owner)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,17 @@ def bench(recipe: Recipe, runs_dir: Path, say: Say) -> dict[str, Any]:
             raise UserError(
                 f"recipe {recipe.name} has no trained drafter here: run `distill train {recipe.name}` first."
             )
-        drafter = load_drafter(trained.directory / "drafter", run.device)
-        served = copy.deepcopy(drafter)
+        weights = trained.directory / "drafter"
+        drafter, served = load_drafter(weights, run.device), load_drafter(weights, "cpu")
         prompts = [ids for prompt, ids in run.prompts if prompt.split == "test" and prompt.seen_template]
+        if len(prompts) < PROMPTS:
+            raise UserError(
+                f"recipe {recipe.name} has {len(prompts)} test prompts of known templates, and the bench "
+                f"takes {PROMPTS}: raise data.splits.test, or add prompts."
+            )
         rows = run.target.model.config.vocab_size
         expand_vocabulary(served, rows, list(run.target.eos_ids), prompts[-PROMPTS:])
+        served.model.to(run.device)
         plan = Bench(
             target=run.target.model,
             drafter=drafter,
@@ -68,7 +73,7 @@ def bench(recipe: Recipe, runs_dir: Path, say: Say) -> dict[str, Any]:
             "batched": batched(plan, say),
         }
         try:
-            found["llama_cpp"] = beside_llama_cpp(plan, trained.directory / "drafter", run.target_folder, say)
+            found["llama_cpp"] = beside_llama_cpp(plan, weights, run.target_folder, say)
         except UserError as error:
             found["llama_cpp"] = {"missing": str(error)}
     return found

@@ -159,7 +159,9 @@ def single(bench: Bench, say: Callable[[str], None]) -> dict[str, Any]:
             "speculative": ours(runner, drafter, count),
             "guarded_random": ours(runner, hopeless, count, guard),
             "transformers": transformers(bench.target),
-            "transformers_static_cache": transformers(bench.target, cache_implementation="static"),
+            "transformers_static_cache": transformers(
+                bench.target, cache_implementation="static", disable_compile=True
+            ),
             "transformers_assisted": assisted(bench),
         },
         bench.groups(1),

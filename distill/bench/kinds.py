@@ -42,7 +42,8 @@ class Contestant:
     drafter: DraftModel
     counts: list[int]
     """Drafts a round to race with."""
-    minutes: float
+    minutes: float | None
+    """None where training was resumed: only its last session was timed."""
     trained_tokens: int
     megabytes: float
     """Its weights, without embeddings that are the target's."""
@@ -77,8 +78,12 @@ def bench_kinds(recipes: Sequence[Recipe], runs_dir: Path, say: Say) -> dict[str
         runs = [Run(recipe, runs_dir, say, stack) for recipe in recipes]
         check_comparable(runs)
         first = runs[0]
+        for run in runs[1:]:
+            run.target = first.target  # loaded once
         contestants = [enter(run, first) for run in runs]
         prompts = [ids for prompt, ids in first.prompts if prompt.split == "test" and prompt.seen_template]
+        if not prompts:
+            raise UserError(f"recipe {first.recipe.name} has no test prompts of known templates to race on.")
         config = first.recipe.evaluate
         requests = [
             Request(ids, config.max_new_tokens, number)
@@ -139,7 +144,7 @@ def enter(run: Run, first: Run) -> Contestant:
         kind=kind_of(drafter.model.config),
         drafter=drafter,
         counts=run.recipe.evaluate.num_speculative_tokens,
-        minutes=manifest["seconds"] / 60,
+        minutes=None if manifest.get("resumed") else manifest["seconds"] / 60,
         trained_tokens=training["tokens"],
         megabytes=sum(weight.nbytes for weight in weights) / 1e6,
         rates=static_rates(run, drafter),
@@ -267,7 +272,7 @@ def _row(racer: Racer, timing: Timing, plain: Timing, size: int, seed: int) -> d
             costs,
             rounds,
             rounds_per_text=drafts["rounds_per_text"],
-            siblings=drafts["siblings"],
+            columns_beside=drafts["columns_beside"],
         ),
     }
 
@@ -285,8 +290,7 @@ def report(found: dict[str, Any]) -> str:
     ]
     drafters = {(row["recipe"], row["kind"]): row for row in found["rows"] if row["recipe"]}
     lines += [
-        f"| {name} | {row['kind']} | {row['training_minutes']:.1f} | {row['trained_tokens']:,} | "
-        f"{row['trained_tokens'] / row['training_minutes']:,.0f} | {row['megabytes']:.1f} MB |"
+        f"| {name} | {row['kind']} | {_training(row)} | {row['megabytes']:.1f} MB |"
         for (name, _), row in drafters.items()
     ]
     for size in sorted({row["batch_size"] for row in found["rows"]}):
@@ -302,6 +306,14 @@ def report(found: dict[str, Any]) -> str:
         lines += [_line(row) for row in sorted(rows, key=lambda row: -row["speedup"]["mean"])]
         lines += ["", *_chain_or_tree(rows)]
     return "\n".join(lines) + "\n"
+
+
+def _training(row: dict[str, Any]) -> str:
+    """Minutes, tokens, and tokens a minute."""
+    minutes, tokens = row["training_minutes"], row["trained_tokens"]
+    return (
+        f"- | {tokens:,} | -" if minutes is None else f"{minutes:.1f} | {tokens:,} | {tokens / minutes:,.0f}"
+    )
 
 
 def _chain_or_tree(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -108,6 +108,7 @@ class Decoder:
         self.rows: list[Row] = []
         self.account = Account()
         self.rounds_by_steps: Counter[int] = Counter()
+        self.columns_beside = 0  # by which all rounds' trees were wider than deep
         self.prefill_seconds = self.decode_seconds = 0.0
 
     @torch.inference_mode()
@@ -134,7 +135,7 @@ class Decoder:
         outputs: dict[int, Output] = {}
         places = self.runner.cache.num_rows
         self.prefill_seconds = self.decode_seconds = 0.0
-        self.rounds_by_steps = Counter()
+        self.rounds_by_steps, self.columns_beside = Counter(), 0
         self.rows = []
         self.under_way.clear()
         self.buffers.end.zero_()
@@ -306,6 +307,7 @@ class Decoder:
             yielded.append(stood + 1)
             self.longest = max(proposed, self.longest if len(yielded) > 1 else 0)
         self.rounds_by_steps[late.steps] += bool(yielded)
+        self.columns_beside += late.siblings * bool(yielded)
         if self.guard and yielded:
             self.guard.record(late.steps, late.siblings, sum(yielded) / len(yielded))
         return emitted

@@ -1,7 +1,10 @@
 """Shards of earlier samplings: taken over where they hold what is planned, sampled where they do not."""
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from data.records import open_samples, shard_path
 from data.sample import SampleConfig, plan
@@ -65,3 +68,16 @@ def test_what_is_there_stays_and_what_is_damaged_is_left(tmp_path: Path) -> None
     shard = shard_path(tmp_path / "one", 0)
     shard.write_bytes(shard.read_bytes()[:-9])
     assert taken(tmp_path / "three", [tmp_path / "one"]) == whole - 1
+
+
+def test_what_cannot_be_linked_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample(tmp_path / "one", ScriptedEngine())
+
+    def another_disk(self: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", another_disk)
+    none = ScriptedEngine()
+    sample(tmp_path / "two", none, elsewhere=[tmp_path / "one"])
+    assert not none.asked and contents(tmp_path / "two") == contents(tmp_path / "one")
+    assert not list((tmp_path / "two").glob("*.tmp"))

@@ -65,5 +65,12 @@ def test_a_measure_that_was_not_taken_is_not_met() -> None:
 def test_every_measure_may_be_required_by_its_name() -> None:
     other = [{**EVALUATION["decode"][0], "batch_size": 4, "ttft_ms_p50": 1.0, "bugs": 0}]
     gap = {"greedy": {"full": 0.5, "gap": {"mean": 0.1}}}
-    names = candidate_metrics(evaluation(decode=EVALUATION["decode"], batches=other, quantization=gap))
+    names = candidate_metrics(
+        {
+            **EVALUATION,
+            **evaluation(decode=EVALUATION["decode"], batches=other, quantization=gap),
+            "cost": EVALUATION["cost"],
+        }
+    )
+    assert {"draft/bytes", "speed/first_cost_ratio"} <= set(names)
     assert len(names) > 40 and [name for name in names if not is_measure(name)] == []

@@ -131,6 +131,12 @@ def keys(tmp_path: Path, *overrides: str) -> dict[str, str]:
     return {name: stage.key for name, stage in stages.items()}
 
 
+def test_where_the_target_is_asked_live_the_loss_has_the_temperature_it_is_served_at(tmp_path: Path) -> None:
+    live = ("train.signal=live", "sample.temperature=[0.0, 0.7, 1.0]")
+    hot, warm = (keys(tmp_path, *live, f"serving.temperature={heat}") for heat in (1.0, 0.7))
+    assert hot["sample"] == warm["sample"] and hot["train"] != warm["train"]
+
+
 @pytest.mark.parametrize(
     ("override", "same"),
     [

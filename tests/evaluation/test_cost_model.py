@@ -67,7 +67,7 @@ def test_the_prediction_follows_the_cost_model() -> None:
     cost = (1 + (1 + 0.2 + 0.1 + 0.2) + 2 * (1 + 0.2 + 0.3 + 0.5)) / 4
     assert predict_speedup(3.0, costs, mixed) == pytest.approx(3 / cost)
     wider = (1 * (0.5 - 0.2) + 2 * (0.5 - 0.5)) / 4  # two siblings in each round that drafts, to 4 at most
-    assert predict_speedup(3.0, costs, mixed, siblings=6) == pytest.approx(3 / (cost + wider))
+    assert predict_speedup(3.0, costs, mixed, columns_beside=6) == pytest.approx(3 / (cost + wider))
     assert node_prices(costs) == pytest.approx([0, 0.15, 0.3, 0.6, 0.75])
     watch = guard(costs, 2)
     assert watch.costs == pytest.approx([1, 1.3, 1.5]) and watch.cost(2, 1) == pytest.approx(1.7)

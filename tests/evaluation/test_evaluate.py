@@ -130,7 +130,7 @@ def row(count: int, mean: float, split: str = "seen", drafter: str = "model") ->
     interval = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
     return {
         "drafter": drafter, "split": split, "num_speculative_tokens": count, "speedup": interval,
-        "tokens_per_target_call": {"mean": 4.0}, "rounds_by_steps": [0] * count + [9], "siblings": 0,
+        "tokens_per_target_call": {"mean": 4.0}, "rounds_by_steps": [0] * count + [9], "columns_beside": 0,
         "conditional_acceptance": [0.8] * count, "rounds_per_text": 5.0,
     }  # fmt: skip
 

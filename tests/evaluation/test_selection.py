@@ -150,11 +150,10 @@ EVALUATION: dict[str, Any] = {
         {
             "drafter": "model",
             "split": "seen",
-            "num_speculative_tokens": k,
+            "num_speculative_tokens": 5,
             "batch_size": 4,
-            "speedup": {"mean": 1.1 + k / 100},
+            "speedup": {"mean": 1.16},
         }
-        for k in (4, 6)
     ],
     "cost_model": {
         "best": [{"batch_size": size, "num_speculative_tokens": 4, "speedup": 2 / size} for size in (4, 16)]
@@ -183,6 +182,21 @@ def test_metrics_take_the_headline_from_the_best_row_and_the_right_temperature()
     assert hot["temperature"] == 0.0
     assert metrics["speed/first_cost_ratio"] == pytest.approx(0.2) and metrics["draft/bytes"] == 1.5e6
     assert candidate_metrics({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("draft", "shown"),
+    [
+        ({"init": {"layers": [0, 3]}}, "0,3"),
+        ({"init": {"layer_count": 4, "choose_by": "importance"}}, "4 by importance"),
+        ({"init": {"width": 360}}, "all, width 360"),
+        ({"kind": "medusa", "heads": 3}, "3 heads"),
+        ({"kind": "eagle"}, "1 on features"),
+        ({}, "all"),
+    ],
+)
+def test_a_drafter_is_shown_as_what_it_is_made_of(draft: dict[str, Any], shown: str) -> None:
+    assert candidate_params({"draft": draft}, {}, "r")["layers"] == shown
 
 
 def test_acceptance_as_served_is_the_modes_own_at_the_nearest_temperature() -> None:
@@ -283,7 +297,14 @@ def test_looking_at_a_store_that_does_not_exist_makes_none(tmp_path: Path) -> No
 
 def test_kinds_stand_side_by_side_with_what_they_bring_and_cost(store: tuple[str, Register]) -> None:
     uri, register = store
-    register("kinds", 1.5, 0.1)
+    served = {**EVALUATION["decode"][-1], "drafter": "adaptive"}  # with another K than in other batches
+    register(
+        "kinds",
+        1.5,
+        0.1,
+        decode=[*EVALUATION["decode"], served],
+        best={**EVALUATION["best"], "drafter": "adaptive"},
+    )
     (found,) = candidates(uri, ["kinds"])
     assert found.by_position == (0.9, 0.8) and found.drafter_bytes == 1.5e6
     assert (found.first_cost_ratio, found.cost_ratio) == (pytest.approx(0.2), 0.15)

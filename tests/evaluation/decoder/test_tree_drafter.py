@@ -73,6 +73,7 @@ def test_speculative_greedy_equals_plain(
     assert tokens(engine.generate(wanted)) == tokens(plain)
     account = engine.account
     assert account.siblings > 0 and max(widths) > 1
+    assert account.siblings / batch <= engine.columns_beside <= account.siblings  # of each round's widest row
     assert 0 < account.accepted < account.drafted and account.expected == {"match": account.accepted}
 
 
