@@ -56,7 +56,7 @@ def _link(shard: Path, directory: Path) -> None:
 def _link_or_copy(path: Path, to: Path) -> None:
     """Folders may stand on different disks, belong to others, or know no links."""
     try:
-        to.hardlink_to(path)
+        to.hardlink_to(path.resolve())
     except OSError:
         temporary = to.with_name(f"{to.name}.tmp")
         shutil.copyfile(path, temporary)

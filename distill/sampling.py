@@ -77,7 +77,7 @@ def _take_over(run: Run, folder: Path) -> None:
     shards = plan(run.prompts, run.recipe.sample, held_out=run.held_out, seed=run.recipe.seed)
     drop_damaged_shards(folder)
     if taken := take_over(shards, elsewhere, folder):
-        run.say(f"sample: {taken} shards were sampled before ({', '.join(map(str, elsewhere))})")
+        run.say(f"sample: shards taken over from finished samplings here: {taken}")
 
 
 def _describe_samples(run: Run, folder: Path) -> dict[str, Any]:

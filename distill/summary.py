@@ -37,7 +37,7 @@ def print_summary(result: "Result") -> None:
     out.print(stage_table(result))
     evaluation = result.read("evaluate", "evaluation.json")
     if evaluation is None:
-        out.print(f"Next: distill evaluate {result.recipe.name}")
+        out.print("Next: distill evaluate, with the same recipe and settings")
         return
     out.print(acceptance_table(evaluation))
     out.print(decode_table(evaluation).rich())

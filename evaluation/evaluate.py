@@ -166,7 +166,9 @@ def summarise_speed(
     handicap = min(1.0, ours / theirs) if theirs else 1.0
     rows = []
     for row in [row for part in decoded.values() for row in part["rows"]]:
-        row = {**row, "speedup": {key: value * handicap for key, value in row["speedup"].items()}}
+        speedup = {key: value * handicap for key, value in row["speedup"].items()}
+        plain = row["plain_tokens_per_second"] / handicap
+        row = {**row, "speedup": speedup, "plain_tokens_per_second": plain}
         rows.append({**row, "predicted_speedup": handicap * predicted(row, costs)})
     # The headline is decided beforehand: picked by its measured speed, it would flatter itself.
     best, fixed = best_row(rows, "adaptive"), best_row(rows, "model")

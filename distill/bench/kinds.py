@@ -90,7 +90,7 @@ def bench_kinds(recipes: Sequence[Recipe], runs_dir: Path, say: Say) -> dict[str
             for number, ids in enumerate(prompts[: config.prompts])
         ]
         rows: list[dict[str, Any]] = []
-        for size in BATCH_SIZES:
+        for size in [size for size in BATCH_SIZES if size <= len(requests)]:
             say(f"bench: {len(requests)} prompts by batches of {size}")
             rows += race_kinds(first, contestants, requests, size)
         return {
@@ -108,11 +108,16 @@ def check_comparable(runs: Sequence[Run]) -> None:
     """Raise `UserError` unless every run is trained, for one target and on one set of samples, whatever each
     keeps of the target's signals.
     """
-    contents = {}
+    contents: dict[str, Any] = {}
     for run in runs:
-        name = run.recipe.name
+        name = f"{run.recipe.name} ({run.recipe.draft.kind})"
+        if name in contents:
+            raise UserError(f"two of the recipes are called {name}: give one of them another file name.")
         if run.stages["train"].manifest() is None:
-            raise UserError(f"recipe {name} has no trained drafter here: run `distill train {name}` first.")
+            raise UserError(
+                f"recipe {name} has no trained drafter here: run `distill train` with it and the same "
+                "settings first."
+            )
         manifest = run.stages["sample"].manifest()
         assert manifest is not None, "what is trained was sampled"
         texts = {file: entry for file, entry in manifest["files"].items() if file.endswith(".parquet")}
@@ -122,7 +127,8 @@ def check_comparable(runs: Sequence[Run]) -> None:
         if contents[name] != contents[first]:
             raise UserError(
                 f"recipes {first} and {name} differ in their samples or serving mode, so their drafters do "
-                "not compare: give both the same target, data, sample and serving sections."
+                "not compare: give both the same seed, target, data, sample and serving sections, and "
+                "evaluate.prompts."
             )
 
 
@@ -321,10 +327,10 @@ def _chain_or_tree(rows: Sequence[dict[str, Any]]) -> list[str]:
     from evaluation.cost_model import chain_or_tree
     from evaluation.speed import CHAIN_FROM
 
-    found = {row["recipe"]: row for row in rows if row["recipe"]}
+    found = {(row["recipe"], row["kind"]): row for row in rows if row["recipe"]}
     return [
         f"- {name}: {chain_or_tree([{**row, 'chain': row['sibling_above'] >= CHAIN_FROM}])}"
-        for name, row in found.items()
+        for (name, _), row in found.items()
     ]
 
 

@@ -140,7 +140,7 @@ class Decoder:
         self.under_way.clear()
         self.buffers.end.zero_()
         while len(outputs) < len(requests):
-            begin = time.perf_counter()
+            begin, emitted = time.perf_counter(), 0
             while not self.under_way and len(self.rows) < places and len(outputs) < len(requests):
                 if not waiting and keep_full:
                     waiting = [(REPEAT, request) for request in reversed(requests)]
@@ -148,11 +148,11 @@ class Decoder:
                     break
                 # What the others share with the first row they get from there, so it is read by itself.
                 free = places - len(self.rows) if self.rows or not shared else 1
-                self.start([Row(*waiting.pop()) for _ in range(min(free, len(waiting)))], shared)
+                emitted += self.start([Row(*waiting.pop()) for _ in range(min(free, len(waiting)))], shared)
                 self.retire(outputs)
             middle = time.perf_counter()
             active = list(self.rows)
-            emitted = self.round(drain=(keep_full or bool(waiting)) and len(active) < places)
+            emitted += self.round(drain=(keep_full or bool(waiting)) and len(active) < places)
             self.retire(outputs)
             spent = time.perf_counter() - middle
             for row in active:
@@ -166,11 +166,11 @@ class Decoder:
         self.account.check()
         return [outputs[index] for index in range(len(requests))]
 
-    def start(self, fresh: list[Row], shared: int) -> None:
-        """Prefill rows into the slots behind the active ones and emit their first tokens; `shared` leading
-        tokens come from row 0, where it is active.
+    def start(self, fresh: list[Row], shared: int) -> int:
+        """Prefill rows into the slots behind the active ones and emit their first tokens, whose number is
+        returned; `shared` leading tokens come from row 0, where it is active.
         """
-        begin, first = time.perf_counter(), len(self.rows)
+        begin, first, emitted = time.perf_counter(), len(self.rows), 0
         fresh.sort(key=lambda row: len(row.request.prompt))  # those of like length are read together
         prompts = [torch.tensor(row.request.prompt, device=self.runner.device) for row in fresh]
         rows = slice(first, first + len(fresh))
@@ -188,12 +188,13 @@ class Decoder:
         for place, (row, token) in enumerate(zip(fresh, verdict.token.tolist(), strict=True)):
             if summary is not None:
                 row.keep(hidden[place : place + 1], summary[place])
-            self.emit(row, [token])
+            emitted += self.emit(row, [token])
             if self.drafter:
                 self.drafter.start(first + place)
             row.seconds.prefill = time.perf_counter() - begin
         self.longest = self.schedule.most
         self.rows += fresh
+        return emitted
 
     def round(self, drain: bool) -> int:
         """Launch a round over the active rows, unless none can need it, and read those that are due, all of

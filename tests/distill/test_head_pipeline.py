@@ -91,7 +91,7 @@ def test_kinds_race_side_by_side(
     assert eagle["cost_ratio"] > 0.05 * eagle["first_cost_ratio"]
     page = bench.report(found)
     assert page.count("| n-gram |") == 2 and "Batch 2" in page
-    assert page.count("| tree of up to 2 levels, ") == 4 and page.count("- smoke: ") == 2
+    assert page.count("| tree of up to 2 levels, ") == 4 and page.count("- smoke: ") == 4
 
 
 def test_only_trained_drafters_on_the_same_samples_race(results: dict[str, Result], runs: Path) -> None:
@@ -101,12 +101,16 @@ def test_only_trained_drafters_on_the_same_samples_race(results: dict[str, Resul
     def trained(name: str, content: str) -> Any:
         files = {"samples-00000.parquet": content, "samples.html": name}
         stage = SimpleNamespace(manifest=lambda: {"files": files})
-        recipe = SimpleNamespace(name=name, serving=recipe_of("medusa").serving)
+        recipe = SimpleNamespace(
+            name=name, draft=SimpleNamespace(kind="model"), serving=recipe_of("medusa").serving
+        )
         return SimpleNamespace(recipe=recipe, stages={"train": stage, "sample": stage})
 
     bench.check_comparable([trained("a", "1"), trained("b", "1")])
-    with pytest.raises(UserError, match="a and b differ in their samples"):
+    with pytest.raises(UserError, match=r"a \(model\) and b \(model\) differ in their samples"):
         bench.check_comparable([trained("a", "1"), trained("b", "2")])
+    with pytest.raises(UserError, match=r"two of the recipes are called a \(model\)"):
+        bench.check_comparable([trained("a", "1"), trained("a", "2")])
 
 
 def test_a_public_checkpoint_says_whose_it_is(results: dict[str, Result]) -> None:

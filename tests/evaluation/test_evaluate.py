@@ -131,7 +131,7 @@ def row(count: int, mean: float, split: str = "seen", drafter: str = "model") ->
     return {
         "drafter": drafter, "split": split, "num_speculative_tokens": count, "speedup": interval,
         "tokens_per_target_call": {"mean": 4.0}, "rounds_by_steps": [0] * count + [9], "columns_beside": 0,
-        "conditional_acceptance": [0.8] * count, "rounds_per_text": 5.0,
+        "conditional_acceptance": [0.8] * count, "rounds_per_text": 5.0, "plain_tokens_per_second": 10.0,
     }  # fmt: skip
 
 
@@ -153,6 +153,8 @@ def test_speedup_is_over_the_fastest_plain_path() -> None:
     slower = summary(rows, 5.0)
     assert slower["decode"][0]["speedup"]["mean"] == 2.0 and slower["plain"]["fastest"] == "ours"
     faster = summary(rows, 20.0)
+    shown = [found["decode"][0]["plain_tokens_per_second"] for found in (slower, faster)]
+    assert shown == [10.0, 20.0]
     assert (
         faster["decode"][0]["speedup"]["mean"] == 1.0 and faster["plain"]["fastest"] == "transformers_static"
     )

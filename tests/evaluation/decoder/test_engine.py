@@ -66,6 +66,14 @@ def test_speculative_greedy_equals_plain(kind: str, count: int, options: Samplin
         assert 0.3 < account.conditional_acceptance[0] < 0.95
 
 
+@pytest.mark.parametrize("draft", [None, "ngram"])
+def test_progress_hears_every_token_once(draft: str | None) -> None:
+    heard: list[int] = []
+    engine = decoder(llama(0), draft, 3, batch=3) if draft else decoder(llama(0), batch=3)
+    outputs = engine.generate(requests(), heard.append)
+    assert sum(heard) == sum(len(output) for output in tokens(outputs)) > len(outputs)
+
+
 def test_penalties_and_bias_change_the_answer() -> None:
     plain = tokens(decoder(llama(0)).generate(requests()))
     for change in ({"repetition_penalty": 1.3}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.0}):
