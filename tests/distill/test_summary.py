@@ -132,7 +132,7 @@ def test_summary_below_one_shows_other_cost_ratios(
 def test_summary_of_a_part_names_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = result(tmp_path, "sample")
     print_summary(made)
-    assert "distill evaluate smoke" in capsys.readouterr().out
+    assert "Next: distill evaluate, with the same recipe" in capsys.readouterr().out
     assert json.loads(json.dumps(made.to_json()))["evaluation"] is None
 
 
