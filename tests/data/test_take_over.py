@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data.records import open_samples, shard_path
-from data.sample import SampleConfig, plan
+from data.sample import SampleConfig, kept_tokens, plan
 from data.sample_summary import quarantine_path
 from data.take_over import take_over
 from tests.data.test_sample import CONFIG, ScriptedEngine, contents, prompts, sample
@@ -81,3 +81,18 @@ def test_what_cannot_be_linked_is_copied(tmp_path: Path, monkeypatch: pytest.Mon
     sample(tmp_path / "two", none, elsewhere=[tmp_path / "one"])
     assert not none.asked and contents(tmp_path / "two") == contents(tmp_path / "one")
     assert not list((tmp_path / "two").glob("*.tmp"))
+
+
+def test_a_shard_that_is_a_symbolic_link_is_taken_over_as_a_file(tmp_path: Path) -> None:
+    sample(tmp_path / "one", ScriptedEngine())
+    shard = shard_path(tmp_path / "one", 0)
+    shard.rename(tmp_path / "elsewhere.parquet")
+    shard.symlink_to("../elsewhere.parquet")
+    assert taken(tmp_path / "two", [tmp_path / "one"]) > 1
+    mine = shard_path(tmp_path / "two", 0)
+    assert not mine.is_symlink() and mine.read_bytes() == shard.read_bytes()
+
+
+def test_kept_tokens_are_those_of_the_training_split(tmp_path: Path) -> None:
+    total = sample(tmp_path, ScriptedEngine())
+    assert kept_tokens(tmp_path) == total < sum(record.completion_tokens for record in open_samples(tmp_path))

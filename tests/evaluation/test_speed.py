@@ -2,6 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from evaluation.speed import (
     sibling_threshold,
     speedup,
     stop_threshold,
+    warm_up,
 )
 from tests.evaluation.decoder.tiny_models import llama
 
@@ -115,6 +118,18 @@ def test_a_race_of_batches_is_run_under_steady_load() -> None:
     drained = decoders["plain"].generate(asked)
     assert drained[3].seconds.share > 1.5 * drained[3].seconds.decode / 3
     assert sum(o.seconds.share for o in drained) == pytest.approx(decoders["plain"].decode_seconds)
+
+
+@pytest.mark.parametrize(("captured", "runs"), [(False, [(8, False)]), (True, [(20, True), (20, True)])])
+def test_captured_rounds_are_warmed_up_whole_and_twice(captured: bool, runs: list[tuple[int, bool]]) -> None:
+    made: list[tuple[int, bool]] = []
+
+    def generate(group: list[Request], keep_full: bool = False) -> None:
+        made.append((group[0].max_new_tokens, keep_full))
+
+    decoder: Any = SimpleNamespace(graphs=object() if captured else None, generate=generate)
+    warm_up(decoder, [Request([1, 2], 20)])
+    assert made == runs
 
 
 def test_latencies_are_those_of_answers() -> None:
