@@ -5,12 +5,17 @@ from data.prompt_sets import (
     classes,
     code,
     config_files,
+    essays,
     functions,
     json_objects,
     math_problems,
+    passages,
+    puzzles,
+    questions,
     sql,
     summaries,
     tables,
+    to_english,
     translations,
 )
 from data.prompt_sets.template import Template, fills
@@ -27,9 +32,15 @@ TEMPLATES: tuple[Template, ...] = (
     *math_problems.TEMPLATES,
     *summaries.TEMPLATES,
     *translations.TEMPLATES,
+    *questions.TEMPLATES,
+    *essays.TEMPLATES,
+    *passages.TEMPLATES,
+    *puzzles.TEMPLATES,
+    *to_english.TEMPLATES,
 )
 _STRUCTURED = ("json", "sql", "class", "function", "config", "table")
 _OPEN = ("chat", "code", "math", "summarise", "translate")
+_WIDE = ("qa", "essay", "writing", "passage", "puzzle", "to_english")
 _RECORDS = (
     *("json_event", "json_movie", "json_order", "json_pairs", "json_person", "json_product", "json_server"),
     *("sql_count", "sql_create", "sql_delete", "sql_insert", "sql_top"),
@@ -43,8 +54,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "records": _RECORDS,
     "structured": _STRUCTURED,
     "open": _OPEN,
+    "wide": _WIDE,
     # Everything but the workload of `records`: what a general drafter learns, before it is aligned to that.
-    "general": (*_OPEN, *_OTHER_STRUCTURED),
+    "general": (*_OPEN, *_WIDE, *_OTHER_STRUCTURED),
 }
 
 __all__ = ["GROUPS", "TEMPLATES", "Template", "fills"]

@@ -63,16 +63,19 @@ class Template:
 
 
 def fills(template: Template, count: int) -> Iterator[str]:
-    """The first `count` prompt texts of a template, all of different content, the same ones at every call."""
+    """The first `count` prompt texts of a template, different in content and text, the same at every call."""
     dice = Dice(f"{template.task}/{template.name}")
     seen: set[tuple[tuple[str, str], ...]] = set()
+    texts: set[str] = set()
     for _ in range(50 * count):
         if len(seen) == count:
             return
         fill = template.fill(dice)
         phrasing = dice.one(template.phrasings)
         key = tuple(sorted(fill.items()))
-        if key not in seen:
+        text = phrasing.format(**fill)
+        if key not in seen and text not in texts:
             seen.add(key)
-            yield phrasing.format(**fill)
+            texts.add(text)
+            yield text
     raise AssertionError(f"template {template.name} has fewer than {count} different fills")

@@ -9,12 +9,12 @@ import pytest
 from data.prompts import (
     Prompt,
 )
-from tests.data.prompt_helpers import OPEN, STRUCTURED, load
+from tests.data.prompt_helpers import OPEN, STRUCTURED, WIDE, load
 
 
 @pytest.fixture(scope="module")
 def builtin() -> list[Prompt]:
-    return load(STRUCTURED, OPEN)
+    return load(STRUCTURED, OPEN, WIDE)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from data.prompts import (
 )
 
 SPLITS = Splits()
-STRUCTURED, OPEN = "builtin:structured", "builtin:open"
+STRUCTURED, OPEN, WIDE = "builtin:structured", "builtin:open", "builtin:wide"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

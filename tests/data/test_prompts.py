@@ -16,17 +16,17 @@ from data.prompts import (
     Splits,
     prompts_digest,
 )
-from tests.data.prompt_helpers import OPEN, STRUCTURED, load
+from tests.data.prompt_helpers import OPEN, STRUCTURED, WIDE, load
 
 
 def test_the_same_call_gives_the_same_prompts(builtin: list[Prompt]) -> None:
-    assert load(STRUCTURED, OPEN) == builtin
+    assert load(STRUCTURED, OPEN, WIDE) == builtin
 
 
 def test_another_process_with_another_hash_seed_gives_the_same_digest(builtin: list[Prompt]) -> None:
     code = (
         "from data.prompts import *\n"
-        f"sources = [PromptSource(source=s) for s in ({STRUCTURED!r}, {OPEN!r})]\n"
+        f"sources = [PromptSource(source=s) for s in ({STRUCTURED!r}, {OPEN!r}, {WIDE!r})]\n"
         "print(prompts_digest(load_prompts(sources, splits=Splits(), seed=0)))"
     )
     root = Path(__file__).parents[2]

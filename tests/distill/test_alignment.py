@@ -116,7 +116,31 @@ def test_seeds_change_training_and_nothing_else(tmp_path: Path) -> None:
     assert all("+0.000 [+0.000, +0.000]" in row for row in rows[:2])  # each seed has its own baseline
 
 
-@pytest.mark.parametrize("option", [["--arms", "tvd"], ["--seeds", "1,2"]])
+def test_a_race_decodes_with_the_drafters_that_were_measured(tmp_path: Path) -> None:
+    arms = ["ngram", "forward_kl", "full_vocabulary"]
+    plain = bench("smoke", SETS, TOKENS, arms, tmp_path, str)
+    assert plain["race"] == {} and not list(tmp_path.glob("smoke/alignment/*-drafter"))
+    said: list[str] = []
+    found = bench("smoke", SETS, TOKENS, arms, tmp_path, said.append, race=True)
+    trained = arms[1:]
+    for arm in trained:  # again, for their drafters were not kept; and to the same end
+        one, other = (found_["arms"][arm]["samples"] for found_ in (plain, found))
+        assert one == other
+    kept = sorted(path.name.split("-")[0] for path in tmp_path.glob("smoke/alignment/*-drafter"))
+    assert kept == trained
+    rows = found["race"]["rows"]
+    assert {row["drafter"] for row in rows} == {*trained, None}
+    for row in rows:
+        assert row["speedup"]["low"] <= row["speedup"]["mean"] <= row["speedup"]["high"]
+    assert {row["num_speculative_tokens"] for row in rows if row["mode"] == "fixed"} == {4, 8}
+    text = report(found, "x")
+    assert f"Decoding {found['race']['prompts']} test prompts" in text and "Batch 1, plain decoding" in text
+    said.clear()
+    bench("smoke", SETS, TOKENS, arms, tmp_path, said.append, race=True)
+    assert not [line for line in said if line.startswith("bench alignment: f")]  # measured, and kept
+
+
+@pytest.mark.parametrize("option", [["--arms", "tvd"], ["--seeds", "1,2"], ["--race"]])
 def test_the_decoders_bench_takes_no_arms(option: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "decoder", *option]) == 2
     assert "for `distill bench alignment`" in capfd.readouterr().err

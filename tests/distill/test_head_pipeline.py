@@ -10,6 +10,7 @@ import pytest
 
 from data.errors import UserError
 from distill.bench import kinds as bench
+from distill.bench.race_report import report
 from distill.pipeline import Result, run
 from distill.recipe import Recipe, load_recipe
 from distill.recipe_file import RecipeError
@@ -89,7 +90,7 @@ def test_kinds_race_side_by_side(
     medusa, eagle = found["rows"][0], found["rows"][3]
     assert medusa["cost_ratio"] < 0.01 * medusa["first_cost_ratio"]  # all its drafts come at once
     assert eagle["cost_ratio"] > 0.05 * eagle["first_cost_ratio"]
-    page = bench.report(found)
+    page = report(found)
     assert page.count("| n-gram |") == 2 and "Batch 2" in page
     assert page.count("| tree of up to 2 levels, ") == 4 and page.count("- smoke: ") == 4
 
