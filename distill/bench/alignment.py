@@ -3,7 +3,8 @@
 All arms share a recipe's samples, start, tokens, learning rate, batches and seed, and differ in the settings
 below alone. Each is measured after its last step on the test split, teacher-forced: the three acceptances,
 and tokens per target call of chains of 4 and 8 drafts. An arm's result is a file of its own, so a bench that
-was stopped goes on where it was, inside an arm too.
+was stopped goes on where it was, inside an arm too. Where a race is asked for the arms' drafters are kept
+beside their results, and decode the first test prompts in turns with plain decoding.
 """
 
 from __future__ import annotations
@@ -70,8 +71,11 @@ def bench(
     runs_dir: Path,
     say: Say,
     seeds: Sequence[int] = (),
+    *,
+    race: bool = False,
 ) -> dict[str, Any]:
-    """Sample once, then train and measure each arm that is not measured yet; all results.
+    """Sample once, then train and measure each arm that is not measured yet; all results, and under "race"
+    the measured speedups of the trained arms where `race` asks for them.
 
     `seeds` are those of training alone (its batches and what else it draws), and each arm is trained with
     each; the samples stay those of the recipe's seed, the only one where none is given. Raises `UserError`
@@ -90,6 +94,7 @@ def bench(
     pipeline.run(recipe, runs_dir, "sample", fresh=False, say=say)
     root = runs_dir / recipe.name
     results: dict[str, Any] = {}
+    kept: dict[str, Path] = {}
     with recipe_lock(root), ExitStack() as stack:
         base = Run(recipe, runs_dir, say, stack)
         seeds = seeds or (recipe.seed,)
@@ -97,13 +102,18 @@ def bench(
             if arm in UNTRAINED and seed != seeds[0]:
                 continue
             run = Run(own, runs_dir, say, stack)
+            label = arm if len(seeds) == 1 or arm in UNTRAINED else f"{arm}, seed {seed}"
             result = root / "alignment" / f"{arm}-{run.stages['train'].key}-{seed}.json"
-            if not result.exists():
+            scratch = result.with_suffix("")
+            if race and arm not in UNTRAINED:
+                kept[label] = scratch.with_name(f"{scratch.name}-drafter")
+            if not result.exists() or (label in kept and not kept[label].exists()):
                 say(f"bench alignment: {arm}, seed {seed}")
                 # Loaded once for all
                 run.target, run.samples = base.target, base.samples
-                write_json(result, _measure_arm(arm, run, seed, result.with_suffix("")))
-            results[arm if len(seeds) == 1 or arm in UNTRAINED else f"{arm}, seed {seed}"] = read_json(result)
+                write_json(result, _measure_arm(arm, run, seed, scratch, kept.get(label)))
+            results[label] = read_json(result)
+        raced = _race(base, results, kept, say) if kept else {}
     test = base.samples.where(split="test")
     return {
         "recipe": recipe.name,
@@ -117,11 +127,37 @@ def bench(
         "test_tokens": test.completion_tokens,
         "environment": environment(),
         "arms": results,
+        "race": raced,
     }
 
 
-def _measure_arm(arm: str, run: Run, seed: int, scratch: Path) -> dict[str, Any]:
-    """Train one arm in `scratch`, which is deleted then, and measure it."""
+def _race(base: Run, results: dict[str, Any], kept: dict[str, Path], say: Say) -> dict[str, Any]:
+    """The arms' drafters in `kept`, look-up and plain decoding in turns, at the recipe's serving mode."""
+    from distill.bench.race import contestant, race_drafters, race_requests
+    from distill.models import load_drafter
+
+    requests, size = race_requests(base), base.recipe.serving.batch_size
+    say(f"bench alignment: {len(requests)} prompts by batches of {size}")
+    contestants = [
+        contestant(
+            label,
+            load_drafter(folder, base.device),
+            base.target.model,
+            counts=list(COUNTS),
+            minutes=None if results[label]["resumed"] else results[label]["seconds"] / 60,
+            trained_tokens=base.recipe.train.tokens,
+        )
+        for label, folder in kept.items()
+    ]
+    return {
+        "prompts": len(requests),
+        "new_tokens": base.recipe.evaluate.max_new_tokens,
+        "rows": race_drafters(base, contestants, requests, size),
+    }
+
+
+def _measure_arm(arm: str, run: Run, seed: int, scratch: Path, kept: Path | None) -> dict[str, Any]:
+    """Train one arm in `scratch`, which is deleted then, and measure it; its drafter goes to `kept`."""
     test = run.samples.where(split="test")
     if arm == "ngram":
         return {
@@ -149,6 +185,10 @@ def _measure_arm(arm: str, run: Run, seed: int, scratch: Path) -> dict[str, Any]
         "costs": _costs(drafter, run),
         "samples": sample_rows(_table(drafter, run, test), test),
     }
+    if kept is not None:
+        from distill.models import save_drafter
+
+        save_drafter(drafter, kept)
     shutil.rmtree(scratch, ignore_errors=True)
     return found
 

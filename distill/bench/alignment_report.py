@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from distill.bench.alignment import BASELINE, COUNTS
+from distill.bench.race_report import tables
 from evaluation.acceptance import bootstrap_ratio
 from evaluation.cost_model import round_cost
 
@@ -34,6 +35,7 @@ def report(found: dict[str, Any], command: str) -> str:
         "Greedy acceptance at temperature 0, by task:",
         "",
         *_by_task(arms),
+        *_raced(found["race"]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -85,6 +87,13 @@ def _by_task(arms: dict[str, Any]) -> list[str]:
             _row([name, *(_mean([r for r in cold if r["task"] == task], "greedy") for task in tasks)])
         )
     return lines
+
+
+def _raced(race: dict[str, Any]) -> list[str]:
+    if not race:
+        return []
+    said = f"{race['prompts']} test prompts of known templates, {race['new_tokens']} tokens each, in turns."
+    return ["", f"Decoding {said}", *tables(race["rows"])]
 
 
 def _at(rows: Rows, temperature: float) -> Rows:

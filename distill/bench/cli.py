@@ -35,14 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", metavar="N,N", help="alignment: train each arm with each of these (the recipe's)"
     )
+    parser.add_argument(
+        "--race", action="store_true", help="alignment: keep the arms' drafters, and measure their speedups"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
     """Run the bench that `options` name: what it found, and the same as the user reads it."""
     own = (options.tokens, options.arms, options.seeds)
-    if options.what != "alignment" and own != (None, None, None):
-        raise UserError("--tokens, --arms and --seeds are for `distill bench alignment`: leave them out here")
+    if options.what != "alignment" and (own != (None, None, None) or options.race):
+        raise UserError(
+            "--tokens, --arms, --seeds and --race are for `distill bench alignment`: leave them out here"
+        )
     if options.tokens is not None and options.tokens < 1:
         raise UserError(f"--tokens {options.tokens}: give a number of tokens, 1 or more")
     benches = {
@@ -96,10 +101,13 @@ def _alignment(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], s
     name = _only(options, "smollm2-135m-open")
     arms = list(ARMS) if options.arms is None else options.arms.split(",")
     tokens = TOKENS if options.tokens is None else options.tokens
-    found = bench(name, options.set, tokens, arms, runs_folder(), say, _seeds(options.seeds))
+    found = bench(
+        name, options.set, tokens, arms, runs_folder(), say, _seeds(options.seeds), race=options.race
+    )
     sets = "".join(f" --set {each}" for each in options.set)
     if options.seeds is not None:
         sets += f" --seeds {options.seeds}"
+    sets += " --race" if options.race else ""
     return found, report(found, f"distill bench alignment {name} --tokens {tokens}{sets}")
 
 
@@ -114,13 +122,14 @@ def _seeds(text: str | None) -> list[int]:
 
 def _kinds(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
     from distill.bench import kinds
+    from distill.bench.race_report import report
     from distill.recipe import load_recipe
 
     if len(options.recipe) < 2:
         raise UserError("bench kinds compares drafters: name two recipes or more, all of them trained")
     recipes = [load_recipe(name, options.set) for name in options.recipe]
     found = kinds.bench_kinds(recipes, runs_folder(), say=say)
-    return found, kinds.report(found)
+    return found, report(found)
 
 
 def _gpu(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], str]:
