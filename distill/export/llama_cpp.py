@@ -99,7 +99,8 @@ def require_server() -> None:
     """`UserError` where xllamacpp is not installed."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise UserError(
-            "llama.cpp is needed to prove a GGUF export: install it with `pip install -e '.[serve]'`."
+            "llama.cpp is needed to prove a GGUF export: install it with "
+            "`pip install -c constraints.txt -e '.[serve]'`."
         )
 
 

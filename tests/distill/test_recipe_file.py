@@ -78,6 +78,9 @@ def test_values_and_lines(tmp_path: Path) -> None:
     assert text.values == {"a": 1e-3, "b": {"c": "2024-01-02", "d": -5000.0}, "e": [1, {"key": 1}]}
     assert text.where(("e", 1, "key")) == f"{path}:5"
     assert text.where(("b", "nothing")) == f"{path}:2"
+    text.overrides[("e",)] = "--set e"  # what the file says below it is gone
+    assert text.where(("e", 1, "key")) == "--set e"
+    assert text.where(("b", "nothing")) == f"{path}:2"
 
 
 @pytest.mark.parametrize(
