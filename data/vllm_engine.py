@@ -1,8 +1,9 @@
 """The engine `vllm`: offline `LLM.generate` in this process, for targets that need it.
 
-An optional extra (`pip install -e '.[vllm]'`). Tests hold it to a recorded schema of vLLM 0.11 and later; it
-has never run on a GPU here. vLLM refuses data parallelism within one `LLM`: for that, serve the target with
-`vllm serve --data-parallel-size N` and sample with the engine `openai`, which spans machines as well.
+No extra of the package, for vLLM asks for an older transformers than ours (docs/sampling.md). Tests hold it
+to a recorded schema of vLLM 0.11 and later; it has never run on a GPU here. vLLM refuses data parallelism
+within one `LLM`: for that, serve the target with `vllm serve --data-parallel-size N` and sample with the
+engine `openai`, which spans machines as well.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class VllmEngine:
             from vllm import LLM
         except ImportError as error:
             raise UserError(
-                "sample.engine is vllm, which is not installed: `pip install -e '.[vllm]'`"
+                "sample.engine is vllm, which is not installed here: run `vllm serve` in an environment of "
+                "its own and sample with engine openai (docs/sampling.md)"
             ) from error
         self.eos_ids = list(eos_ids)
         self.streak = FailureStreak()

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from data.errors import UserError
 from data.files import canonical_hash
+from data.prompt_cache import cached_prompts
 from data.prompt_sources import Prompt
-from data.prompts import encode_prompt, load_prompts, neutralise, prompts_digest, special_ids
+from data.prompts import encode_prompt, neutralise, prompts_digest, special_ids
 from distill.identity import gpu, machine, model_form
 from distill.model_files import check_ids, read_config, read_tokenizer
 from distill.models import load_target, read_eos_ids
@@ -152,7 +153,9 @@ class Run:
     def loaded_prompts(self) -> list[Prompt]:
         """Prompts of all sources as they stand there: the stages' keys know of no tokenizer."""
         data = self.recipe.data
-        return load_prompts(data.prompts, splits=data.splits, seed=self.recipe.seed)
+        return cached_prompts(
+            data.prompts, splits=data.splits, seed=self.recipe.seed, folder=self.cache / "prompts"
+        )
 
     @cached_property
     def prompts(self) -> list[tuple[Prompt, list[int]]]:

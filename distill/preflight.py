@@ -204,7 +204,8 @@ def _check_engine(recipe: Recipe) -> Iterator[Finding]:
     if sample.drafter is not None:
         yield from _check_model("sampling drafter", sample.drafter, None, Hub())
     if sample.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        yield Finding("note", "vLLM", "not installed, and sampling needs it: `pip install -e '.[vllm]'`")
+        advice = "run `vllm serve` in an environment of its own and sample with engine openai"
+        yield Finding("note", "vLLM", f"not installed here, and sampling needs it: {advice}")
     if sample.engine == "openai" and sample.endpoint is not None and sample.endpoint.url is not None:
         from data.endpoint import check_reachable
 

@@ -86,9 +86,12 @@ def _limit(evaluation: Mapping[str, Any]) -> str:
             f"{row['speedup']['mean']:.2f}x with {drafts_label(row)} at batch {row['batch_size']}"
             for row in others
         )
-        losing = [row["batch_size"] for row in others if standing(row["speedup"]) != "pays"]
-        advice = f"; do not speculate from batch {min(losing)} on" if losing else ""
-        return f"; it measured {listed}{advice}"
+        unsure = [row for row in others if standing(row["speedup"]) != "pays"]
+        if not unsure:
+            return f"; it measured {listed}"
+        first = min(unsure, key=lambda row: row["batch_size"])
+        reason = "no sure gain" if standing(first["speedup"]) == "unclear" else "a loss"
+        return f"; it measured {listed}, {reason} there: do not speculate from batch {first['batch_size']} on"
     model = evaluation.get("cost_model")
     if not model:
         return ""

@@ -36,7 +36,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str
 
 
 def test_prompts_are_read_and_special_tokens_listed_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = counted(monkeypatch, context, "load_prompts")
+    loads = counted(monkeypatch, context, "cached_prompts")
     listed = counted(monkeypatch, data.prompts, "special_ids")
     keys = {name: stage.key for name, stage in run.stages.items()}
     assert len(run.prompts) > 50 and {name: stage.key for name, stage in run.stages.items()} == keys
