@@ -8,6 +8,7 @@ just in their phrasing, so that a test prompt's answer is never that of a traini
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -63,19 +64,20 @@ class Template:
 
 
 def fills(template: Template, count: int) -> Iterator[str]:
-    """The first `count` prompt texts of a template, different in content and text, the same at every call."""
+    """The first `count` prompt texts of a template, all of different content, the same ones at every call.
+
+    A text's content is what its phrasing says of a fill, whatever the capitals and the question mark.
+    """
     dice = Dice(f"{template.task}/{template.name}")
-    seen: set[tuple[tuple[str, str], ...]] = set()
-    texts: set[str] = set()
+    seen: set[frozenset[tuple[str, str]]] = set()
     for _ in range(50 * count):
         if len(seen) == count:
             return
         fill = template.fill(dice)
         phrasing = dice.one(template.phrasings)
-        key = tuple(sorted(fill.items()))
-        text = phrasing.format(**fill)
-        if key not in seen and text not in texts:
-            seen.add(key)
-            texts.add(text)
-            yield text
+        said = [name for _, name, _, _ in Formatter().parse(phrasing) if name]
+        content = frozenset((name, fill[name].casefold().rstrip("?")) for name in said)
+        if content not in seen:
+            seen.add(content)
+            yield phrasing.format(**fill)
     raise AssertionError(f"template {template.name} has fewer than {count} different fills")

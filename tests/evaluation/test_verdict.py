@@ -80,8 +80,8 @@ def test_measured_batch_sizes_stand_before_predicted_ones() -> None:
     for mean, meaning in ((1.05, "no sure gain"), (0.85, "a loss")):
         told = verdict(evaluation(2.0, cost_model=model, batches=[measured(4, 1.5), measured(16, mean)]))
         assert told.endswith(
-            f"; it measured 1.50x with K = 3 at batch 4, {mean:.2f}x with K = 3 at batch 16, {meaning} there: "
-            "do not speculate from batch 16 on."
+            f"; it measured 1.50x with K = 3 at batch 4, {mean:.2f}x with K = 3 at batch 16, {meaning} "
+            "there: do not speculate from batch 16 on."
         )
     assert "do not" not in verdict(evaluation(2.0, cost_model=model, batches=[measured(4, 1.5)]))
 
