@@ -61,16 +61,18 @@ class BatchFileEngine:
 
         `shards` come in their order: whether the shard counts to the budget, its completion tokens where it
         is on disk, and else its requests with their temperatures. Answers to come count as long as the
-        answers so far.
+        answers so far, and those that cannot be used as nothing.
         """
         counted = [self._length(line) for line in self.answers.values() if line]
         mean = sum(counted) / len(counted) if counted else max_new_tokens
-        bodies, hoped = [], 0.0
+        bodies, hoped, streak = [], 0.0, FailureStreak()
         for training, there, requests in shards:
             hoped += training * there
             for request, temperature in requests:
                 if request.id in self.answers:
-                    hoped += training * self._length(self.answers[request.id])
+                    answer = self._result(request, max_new_tokens)
+                    streak.hear(answer)  # or another round of a hopeless batch would be asked for
+                    hoped += training * (len(answer.tokens) if isinstance(answer, Completion) else 0)
                 else:
                     hoped += training * mean
                     body = request_body(self.config, request, temperature, max_new_tokens)

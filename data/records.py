@@ -116,6 +116,10 @@ class Samples(Sequence[SampleRecord]):
         """Do they carry the target's hidden states?"""
         return self.locations is not None and all(isinstance(one, Signals) for one, _ in self.locations)
 
+    def has_exact_signals(self, dtype: torch.dtype) -> bool:
+        """Do they carry the hidden states of a target of `dtype` as it computes them, not rounded?"""
+        return self.has_signals and self.state_dtype == dtype
+
     @property
     def has_features(self) -> bool:
         """Do they carry the states of the layers that a head draws on?"""

@@ -36,8 +36,11 @@ def _holds(path: Path, shard: Sequence[PlannedSample]) -> bool:
     if not path.exists() or shard_fault(path):
         return False
     quarantine = quarantine_path(path)
-    lines = quarantine.read_text(encoding="utf-8").splitlines() if quarantine.exists() else []
-    failed = {json.loads(line)["id"] for line in lines}
+    try:
+        lines = quarantine.read_text(encoding="utf-8").splitlines() if quarantine.exists() else []
+        failed = {json.loads(line)["id"] for line in lines}
+    except (OSError, ValueError, KeyError, TypeError):  # damaged: what it was about is not known
+        return False
     planned = [each for each in shard if each.request.id not in failed]
     return [(each.prompt.id, each.sample_index, each.temperature) for each in planned] == [
         (record.prompt_id, record.sample_index, record.temperature) for record in read_records(path)

@@ -68,8 +68,8 @@ def _ids(recipe: Recipe, vocab_size: int) -> list[str]:
 
 def _positions(recipe: Recipe, what: str, limit: int | None) -> list[str]:
     # A round may draft past the last token wanted, and its first draft step looks at one position more.
-    ahead = max(recipe.evaluate.num_speculative_tokens) + 1
-    answer = max(recipe.sample.max_new_tokens, recipe.evaluate.max_new_tokens + ahead)
+    sampled = recipe.sample.max_new_tokens + (recipe.train.on_policy is not None)
+    answer = max(sampled, recipe.evaluate.max_new_tokens + recipe.evaluate.widest + 1)
     needed = recipe.data.max_prompt_tokens + answer
     if limit is None or needed <= limit:
         return []

@@ -288,7 +288,7 @@ class DistillTrainer(SFTTrainer):
     def check(self) -> dict[str, float]:
         """Measure held-out acceptance now, and save the drafter where it is the best so far."""
         run = self.spec
-        cached = run.held_out.has_signals
+        cached = run.held_out.has_exact_signals(run.target.model.dtype)
         # Sharded weights are gathered by all processes; whole ones are copied where they are saved
         gathered = self._snapshot() if self.is_fsdp_enabled else None
         with self._autocast():

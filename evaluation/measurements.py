@@ -122,7 +122,7 @@ class Evaluation:
         """Asks the target for a batch's signals, where the samples carry none, or not its exact states."""
         from evaluation.signals import target_signals
 
-        if self.test.has_signals and self.test.state_dtype == self.model.dtype:
+        if self.test.has_exact_signals(self.model.dtype):
             return None
         return partial(target_signals, self.model, temperature=self.serving.temperature or 1.0)
 

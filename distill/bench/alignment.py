@@ -18,7 +18,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
-from data.files import write_json
+from data.files import canonical_hash, write_json
+from distill.bench.race import contestant, race_drafters, race_requests
 from distill.context import Run
 from distill.identity import environment
 from distill.recipe import load_recipe
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from data.records import Samples
     from evaluation.acceptance import AcceptanceTable
     from evaluation.decoder.drafters import DraftModel
+    from evaluation.decoder.engine import Request
 
 TOKENS = 50_000
 COUNTS = (4, 8)
@@ -79,15 +81,23 @@ def bench(
 
     `seeds` are those of training alone (its batches and what else it draws), and each arm is trained with
     each; the samples stay those of the recipe's seed, the only one where none is given. Raises `UserError`
-    for an unknown arm, and where the recipe does not take an arm's settings.
+    for an unknown arm, where the recipe does not take an arm's settings or trains heads, and where there is
+    nothing to race.
     """
     unknown = [arm for arm in arms if arm not in ARMS]
     if unknown:
         raise UserError(f"there is no arm {unknown[0]!r}; there are: {', '.join(ARMS)}")
+    if race and not set(arms) - set(UNTRAINED):
+        raise UserError(f"--race measures trained arms, and {', '.join(arms)} are none: add another arm")
     shared = [f"sample.tokens={tokens}", f"train.tokens={tokens}", *sets]
     # All recipes first: a setting that does not fit is found before any work
     recipes = {arm: load_recipe(name, [*shared, *ARMS[arm]]) for arm in arms}
     recipe = load_recipe(name, shared)
+    if recipe.draft.kind != "model":
+        raise UserError(
+            f"recipe {recipe.name} trains heads, whose arms are not measured here: choose a recipe of kind "
+            "model, or compare kinds with `distill bench kinds`."
+        )
 
     from distill import pipeline
 
@@ -97,13 +107,15 @@ def bench(
     kept: dict[str, Path] = {}
     with recipe_lock(root), ExitStack() as stack:
         base = Run(recipe, runs_dir, say, stack)
+        requests = race_requests(base) if race else []
         seeds = seeds or (recipe.seed,)
         for seed, (arm, own) in itertools.product(seeds, recipes.items()):
             if arm in UNTRAINED and seed != seeds[0]:
                 continue
             run = Run(own, runs_dir, say, stack)
             label = arm if len(seeds) == 1 or arm in UNTRAINED else f"{arm}, seed {seed}"
-            result = root / "alignment" / f"{arm}-{run.stages['train'].key}-{seed}.json"
+            key = canonical_hash([run.stages["train"].key, own.serving.model_dump()])
+            result = root / "alignment" / f"{arm}-{key}-{seed}.json"
             scratch = result.with_suffix("")
             if race and arm not in UNTRAINED:
                 kept[label] = scratch.with_name(f"{scratch.name}-drafter")
@@ -113,7 +125,7 @@ def bench(
                 run.target, run.samples = base.target, base.samples
                 write_json(result, _measure_arm(arm, run, seed, scratch, kept.get(label)))
             results[label] = read_json(result)
-        raced = _race(base, results, kept, say) if kept else {}
+        raced = _race(base, results, kept, requests, say) if race else {}
     test = base.samples.where(split="test")
     return {
         "recipe": recipe.name,
@@ -131,12 +143,13 @@ def bench(
     }
 
 
-def _race(base: Run, results: dict[str, Any], kept: dict[str, Path], say: Say) -> dict[str, Any]:
+def _race(
+    base: Run, results: dict[str, Any], kept: dict[str, Path], requests: Sequence[Request], say: Say
+) -> dict[str, Any]:
     """The arms' drafters in `kept`, look-up and plain decoding in turns, at the recipe's serving mode."""
-    from distill.bench.race import contestant, race_drafters, race_requests
     from distill.models import load_drafter
 
-    requests, size = race_requests(base), base.recipe.serving.batch_size
+    size = base.recipe.serving.batch_size
     say(f"bench alignment: {len(requests)} prompts by batches of {size}")
     contestants = [
         contestant(
@@ -159,15 +172,10 @@ def _race(base: Run, results: dict[str, Any], kept: dict[str, Path], say: Say) -
 def _measure_arm(arm: str, run: Run, seed: int, scratch: Path, kept: Path | None) -> dict[str, Any]:
     """Train one arm in `scratch`, which is deleted then, and measure it; its drafter goes to `kept`."""
     test = run.samples.where(split="test")
+    about = {"arm": arm, "seed": seed, "commit": environment()["commit"]}
     if arm == "ngram":
-        return {
-            "arm": arm,
-            "seed": seed,
-            "seconds": 0.0,
-            "resumed": False,
-            "costs": None,
-            "samples": sample_rows(ngram_table(run, test), test),
-        }
+        rows = sample_rows(ngram_table(run, test), test)
+        return {**about, "seconds": 0.0, "resumed": False, "costs": None, "samples": rows}
     drafter = run.initial_drafter()
     resumed, begin = scratch.exists(), monotonic()
     if arm == "gkd":
@@ -178,8 +186,7 @@ def _measure_arm(arm: str, run: Run, seed: int, scratch: Path, kept: Path | None
         _train(drafter, run, seed, scratch)
     seconds = monotonic() - begin
     found = {
-        "arm": arm,
-        "seed": seed,
+        **about,
         "seconds": seconds,
         "resumed": resumed,  # then the seconds are those of the last session alone
         "costs": _costs(drafter, run),
@@ -238,7 +245,7 @@ def _table(drafter: DraftModel, run: Run, samples: Samples) -> AcceptanceTable:
         samples,
         temperature=temperature,
         batch_size=2 * run.recipe.train.batch_size,
-        signals=None if samples.has_signals else live,
+        signals=None if samples.has_exact_signals(run.target.model.dtype) else live,
         target=run.target.model,
     )
 

@@ -18,9 +18,9 @@ Rows = list[dict[str, Any]]
 def report(found: dict[str, Any], command: str) -> str:
     """All arms in one table, each against the baseline, then acceptance by task: the body of a page."""
     arms, seeds = found["arms"], found["seeds"]
-    place = found["environment"]
+    place, commits = found["environment"], sorted({str(arm["commit"]) for arm in arms.values()})
     lines = [
-        f"`{command}` on {place['cpu']} ({place['threads']} threads), commit {place['commit']}.",
+        f"`{command}` on {place['cpu']} ({place['threads']} threads), commit {', '.join(commits)}.",
         "",
         f"{found['recipe']}: {found['tokens']:,} tokens trained per arm out of {found['sampled_tokens']:,} "
         f"sampled ones, learning rate {found['learning_rate']:g}, seed {' and '.join(map(str, seeds))}. "
@@ -65,11 +65,12 @@ def _overview(arms: dict[str, Any], temperature: float) -> list[str]:
         cells += [_per_call(cold, count, seed) for count in COUNTS]
         cells.append(_per_call(warm, COUNTS[0], seed))
         costs = arm["costs"]
-        if costs is None:
-            cells += ["-", "-"]
+        cells.append("-" if costs is None else f"{costs['cost_ratio']:.3f}")
+        calls = _sum(cold, f"calls_{COUNTS[0]}")
+        if costs is None or calls == 0:
+            cells.append("-")
         else:
-            speedup = _tokens(cold) / _sum(cold, f"calls_{COUNTS[0]}") / round_cost(costs, COUNTS[0])
-            cells += [f"{costs['cost_ratio']:.3f}", f"{speedup:.2f}"]
+            cells.append(f"{_tokens(cold) / calls / round_cost(costs, COUNTS[0]):.2f}")
         cells.append(f"{'> ' if arm['resumed'] else ''}{arm['seconds'] / 60:.1f}")
         lines.append(_row(cells))
     return lines

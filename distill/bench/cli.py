@@ -105,6 +105,7 @@ def _alignment(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], s
         name, options.set, tokens, arms, runs_folder(), say, _seeds(options.seeds), race=options.race
     )
     sets = "".join(f" --set {each}" for each in options.set)
+    sets += f" --arms {options.arms}" if options.arms is not None else ""
     if options.seeds is not None:
         sets += f" --seeds {options.seeds}"
     sets += " --race" if options.race else ""

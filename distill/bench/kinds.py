@@ -38,7 +38,8 @@ def bench_kinds(recipes: Sequence[Recipe], runs_dir: Path, say: Say) -> dict[str
         first = runs[0]
         for run in runs[1:]:
             run.target = first.target  # loaded once
-        contestants = [enter(run, first) for run in runs]
+        names = [run.recipe.name for run in runs]
+        contestants = [enter(run, first, alone=names.count(run.recipe.name) == 1) for run in runs]
         requests = race_requests(first)
         rows: list[dict[str, Any]] = []
         for size in [size for size in BATCH_SIZES if size <= len(requests)]:
@@ -69,10 +70,8 @@ def check_comparable(runs: Sequence[Run]) -> None:
                 f"recipe {name} has no trained drafter here: run `distill train` with it and the same "
                 "settings first."
             )
-        manifest = run.stages["sample"].manifest()
-        assert manifest is not None, "what is trained was sampled"
-        texts = {file: entry for file, entry in manifest["files"].items() if file.endswith(".parquet")}
-        contents[name] = (texts, run.recipe.serving)
+        texts = [(one.prompt_id, one.sample_index, one.temperature, one.input_ids) for one in run.samples]
+        contents[name] = (run.stages["sample"].outside["target"], texts, run.recipe.serving)
     first, *others = contents
     for name in others:
         if contents[name] != contents[first]:
@@ -83,8 +82,8 @@ def check_comparable(runs: Sequence[Run]) -> None:
             )
 
 
-def enter(run: Run, first: Run) -> Contestant:
-    """A recipe's trained drafter."""
+def enter(run: Run, first: Run, *, alone: bool) -> Contestant:
+    """A recipe's trained drafter, under the recipe's name, with its kind where that name is not `alone`."""
     import json
 
     from distill.models import load_drafter
@@ -95,7 +94,7 @@ def enter(run: Run, first: Run) -> Contestant:
     training = json.loads((stage.directory / "training.json").read_text(encoding="utf-8"))
     drafter = load_drafter(stage.directory / "drafter", run.device)
     return contestant(
-        run.recipe.name,
+        run.recipe.name if alone else f"{run.recipe.name} ({run.recipe.draft.kind})",
         drafter,
         first.target.model,
         counts=run.recipe.evaluate.num_speculative_tokens,

@@ -122,6 +122,19 @@ def test_errors_and_missing_lines_fail_their_samples_alone(tmp_path: Path) -> No
     assert [says in str(done[index]) for index, says in ((1, "batch_expired"), (2, "oops"), (3, "no answer"))]
 
 
+def test_answers_that_cannot_be_used_are_asked_for_elsewhere(tmp_path: Path) -> None:
+    """They count as nothing, whatever tokens the service says they have."""
+    with pytest.raises(UserError):
+        hand_off(tmp_path, tokens=32)
+    rows = {row["custom_id"]: row for row in fill_in(tmp_path, 1)}
+    for name in ("p5", "p6"):  # of the training shards that were to reach the budget
+        rows[name]["response"]["body"]["choices"][0]["finish_reason"] = "content_filter"
+    write(tmp_path, 1, list(rows.values()))
+    with pytest.raises(UserError, match=r"requests-2\.jsonl"):
+        hand_off(tmp_path, tokens=16)
+    assert len(asked_in(tmp_path, 2)) == 4
+
+
 def test_a_batch_that_failed_whole_ends_the_work(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         hand_off(tmp_path, tokens=60)

@@ -96,3 +96,11 @@ def test_a_shard_that_is_a_symbolic_link_is_taken_over_as_a_file(tmp_path: Path)
 def test_kept_tokens_are_those_of_the_training_split(tmp_path: Path) -> None:
     total = sample(tmp_path, ScriptedEngine())
     assert kept_tokens(tmp_path) == total < sum(record.completion_tokens for record in open_samples(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", '{"reason": "none"}\n', "[1]\n"])
+def test_a_damaged_quarantine_lends_nothing_of_its_shard(tmp_path: Path, content: str) -> None:
+    sample(tmp_path / "one", ScriptedEngine())
+    whole = taken(tmp_path / "two", [tmp_path / "one"])
+    quarantine_path(shard_path(tmp_path / "one", 0)).write_text(content)
+    assert taken(tmp_path / "three", [tmp_path / "one"]) == whole - 1

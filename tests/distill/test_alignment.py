@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from data.errors import UserError
-from data.records import Samples
+from data.records import Samples, open_samples
 from distill import cli
 from distill.bench import alignment
 from distill.bench.alignment import ARMS, bench, sample_rows, target_calls
 from distill.bench.alignment_report import report
+from distill.context import Run
+from distill.models import load_drafter
 from distill.recipe import load_recipe
 from evaluation.acceptance import AcceptanceTable
 from evaluation.replay import replay
@@ -126,8 +129,19 @@ def test_a_race_decodes_with_the_drafters_that_were_measured(tmp_path: Path) -> 
     for arm in trained:  # again, for their drafters were not kept; and to the same end
         one, other = (found_["arms"][arm]["samples"] for found_ in (plain, found))
         assert one == other
-    kept = sorted(path.name.split("-")[0] for path in tmp_path.glob("smoke/alignment/*-drafter"))
-    assert kept == trained
+    kept = {path.name.split("-")[0]: path for path in tmp_path.glob("smoke/alignment/*-drafter")}
+    assert sorted(kept) == trained
+    with ExitStack() as stack:  # what is raced accepts what was measured, and the start of it does not
+        run = Run(load_recipe("smoke", SETS), tmp_path, str, stack)
+        run.samples = open_samples(next(tmp_path.glob("smoke/sample-*")))
+        test = run.samples.where(split="test")
+        measured = found["arms"]["forward_kl"]["samples"]
+        for drafter, same in (
+            (load_drafter(kept["forward_kl"], "cpu"), True),
+            (run.initial_drafter(), False),
+        ):
+            rows = alignment.sample_rows(alignment._table(drafter, run, test), test)
+            assert (rows == measured) is same
     rows = found["race"]["rows"]
     assert {row["drafter"] for row in rows} == {*trained, None}
     for row in rows:
@@ -138,6 +152,37 @@ def test_a_race_decodes_with_the_drafters_that_were_measured(tmp_path: Path) -> 
     said.clear()
     bench("smoke", SETS, TOKENS, arms, tmp_path, said.append, race=True)
     assert not [line for line in said if line.startswith("bench alignment: f")]  # measured, and kept
+
+
+def test_what_cannot_be_raced_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--race measures trained arms, and start, ngram are none"):
+        bench("smoke", SETS, TOKENS, ["start", "ngram"], tmp_path, str, race=True)
+    with pytest.raises(UserError, match="trains heads"):
+        bench("smollm2-135m-medusa", [], TOKENS, ["forward_kl"], tmp_path, str)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_serving_mode_has_results_of_its_own(tmp_path: Path) -> None:
+    for size in (1, 2, 1):
+        bench(
+            "smoke",
+            [*SETS, "evaluate.prompts=10", f"serving.batch_size={size}"],
+            TOKENS,
+            ["start"],
+            tmp_path,
+            str,
+        )
+    assert len(list(tmp_path.glob("smoke/alignment/start-*.json"))) == 2
+
+
+def test_the_page_of_texts_that_are_all_drawn(found: dict[str, Any]) -> None:
+    """Nothing was sampled at temperature 0, so nothing is said about it."""
+    drawn = {
+        name: {**arm, "samples": [row for row in arm["samples"] if row["temperature"] > 0]}
+        for name, arm in found["arms"].items()
+    }
+    rows = [line for line in report({**found, "arms": drawn}, "x").splitlines() if "| forward_kl |" in line]
+    assert rows[0].startswith("| forward_kl | - | - |")
 
 
 @pytest.mark.parametrize("option", [["--arms", "tvd"], ["--seeds", "1,2"], ["--race"]])

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from data.errors import UserError
+from data.records import SampleRecord, open_samples, write_shard
+from data.signals import Signals
 from distill.bench import kinds as bench
 from distill.bench.race_report import report
 from distill.pipeline import Result, run
@@ -92,26 +95,38 @@ def test_kinds_race_side_by_side(
     assert eagle["cost_ratio"] > 0.05 * eagle["first_cost_ratio"]
     page = report(found)
     assert page.count("| n-gram |") == 2 and "Batch 2" in page
-    assert page.count("| tree of up to 2 levels, ") == 4 and page.count("- smoke: ") == 4
+    assert (
+        page.count("| tree of up to 2 levels, ") == 4
+        and page.count("- smoke (eagle): ") == page.count("- smoke (medusa): ") == 2
+    )
 
 
 def test_only_trained_drafters_on_the_same_samples_race(results: dict[str, Result], runs: Path) -> None:
     with pytest.raises(UserError, match="no trained drafter"):
         bench.bench_kinds([recipe_of("medusa"), recipe_of("model")], runs, quiet)
 
-    def trained(name: str, content: str) -> Any:
-        files = {"samples-00000.parquet": content, "samples.html": name}
-        stage = SimpleNamespace(manifest=lambda: {"files": files})
+    def trained(name: str, token: int, signals: str = "hidden", target: str = "t") -> Any:
+        """A run whose one sample ends with `token`, in shards that hold `signals` too."""
+        folder = runs / "shards" / f"{name}-{token}-{signals}"
+        folder.mkdir(parents=True, exist_ok=True)
+        ids, mask = [1, 2, token], [False, False, True]
+        record = SampleRecord("p", "json", "t", "train", True, 0, 0.0, 1, ids, mask, "length")
+        told = Signals(torch.ones(1, 4), torch.ones(1), torch.tensor([token]))
+        write_shard(folder, 0, [record], None if signals == "none" else [told])
+        stage = SimpleNamespace(manifest=lambda: {"files": {}}, outside={"target": target})
         recipe = SimpleNamespace(
             name=name, draft=SimpleNamespace(kind="model"), serving=recipe_of("medusa").serving
         )
-        return SimpleNamespace(recipe=recipe, stages={"train": stage, "sample": stage})
+        stages = {"train": stage, "sample": stage}
+        return SimpleNamespace(recipe=recipe, stages=stages, samples=open_samples(folder))
 
-    bench.check_comparable([trained("a", "1"), trained("b", "1")])
-    with pytest.raises(UserError, match=r"a \(model\) and b \(model\) differ in their samples"):
-        bench.check_comparable([trained("a", "1"), trained("b", "2")])
+    bench.check_comparable([trained("a", 1), trained("b", 1)])
+    bench.check_comparable([trained("a", 1), trained("b", 1, signals="none")])
+    for other in (trained("b", 2), trained("b", 1, target="u")):
+        with pytest.raises(UserError, match=r"a \(model\) and b \(model\) differ in their samples"):
+            bench.check_comparable([trained("a", 1), other])
     with pytest.raises(UserError, match=r"two of the recipes are called a \(model\)"):
-        bench.check_comparable([trained("a", "1"), trained("a", "2")])
+        bench.check_comparable([trained("a", 1), trained("a", 2)])
 
 
 def test_a_public_checkpoint_says_whose_it_is(results: dict[str, Result]) -> None:
