@@ -39,7 +39,7 @@ def test_is_a_short_file_with_a_header(name: str) -> None:
     assert all(re.search(rf"^# {word}\b", header, re.MULTILINE) for word in ("Hardware", "Time", "Expected"))
 
 
-@pytest.mark.parametrize("name", ["llama-1b", "llama-1b-wide"])
+@pytest.mark.parametrize("name", ["llama-1b", "llama-1b-served", "llama-1b-wide"])
 def test_hub_recipes_are_pinned_and_sized(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.target.revision == "0e9e39f249a16976918f6564b8830bc894c89659"
@@ -49,7 +49,9 @@ def test_hub_recipes_are_pinned_and_sized(name: str) -> None:
     assert recipe.estimate is not None and recipe.estimate.gpu_hours > 0
 
 
-@pytest.mark.parametrize("name", ["llama-1b", "llama-1b-wide", "llama-8b-medusa", "llama-8b-eagle3"])
+@pytest.mark.parametrize(
+    "name", ["llama-1b", "llama-1b-served", "llama-1b-wide", "llama-8b-medusa", "llama-8b-eagle3"]
+)
 def test_the_machine_that_a_header_asks_for_passes_preflight(name: str) -> None:
     header = (RECIPES / f"{name}.yaml").read_text()
     disk, gpu = (re.search(pattern, header) for pattern in (r"(\d+) GiB of disk", r"one GPU of (\d+) GiB"))
