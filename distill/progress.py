@@ -50,7 +50,14 @@ class Progress:
             self.last, self.last_done = now, self.done
 
     def to(self, done: int, note: str = "") -> None:
-        """`done` are done in all."""
+        """`done` are done in all. The rate counts from the first call on, before which an earlier session may
+        have done most of it.
+        """
+        if self.done == 0:
+            self.done = self.last_done = done
+            self.last = time.monotonic()
+            if self.bar is not None:
+                self.bar.initial = self.bar.n = done
         self.advance(done - self.done, note)
 
     def _line(self, rate: float | None, note: str) -> None:
