@@ -74,6 +74,19 @@ def test_signals_that_do_not_fit_their_shard_are_an_error(tmp_path: Path) -> Non
         open_samples(tmp_path)
 
 
+def test_states_are_exact_in_the_dtype_of_the_target_alone(tmp_path: Path) -> None:
+    kept = signals(2, 1)
+    kept.hidden = kept.hidden.half()
+    write_shard(tmp_path, 0, [record([5, 6, 7, 2], 2)], [kept])
+    samples = open_samples(tmp_path)
+    assert samples.has_signals and samples.has_exact_signals(torch.float16)
+    assert not samples.has_exact_signals(torch.float32)
+    write_shard(tmp_path, 0, [record([5, 6, 7, 2], 2)], None)
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()
+    assert not open_samples(tmp_path).has_exact_signals(torch.float32)
+
+
 @pytest.mark.parametrize(("ids", "prompt"), [([1, 2], 2), ([1, 2], 0)])
 def test_a_record_needs_a_prompt_and_a_completion(ids: list[int], prompt: int) -> None:
     with pytest.raises(UserError):
